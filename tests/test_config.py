@@ -272,7 +272,7 @@ def test_an_unknown_key_is_shown_what_is_meant(key, says):
 @pytest.mark.parametrize(
     ("objective", "says"),
     [("sft", "chat"), ("DPO", "preference, and preference.loss: dpo"), ("token_classification", "tokens"),
-     ("mlm", "masked")],
+     ("mlm", "masked"), ("GRPO", "policy, and policy.preset: grpo")],
 )  # fmt: skip
 def test_another_tools_name_of_an_objective_is_the_only_problem(objective, says):
     tree = {"data": {"sources": [{"format": "chat", "path": "a.jsonl"}]}, "objective": objective}

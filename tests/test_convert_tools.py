@@ -257,7 +257,10 @@ def test_what_becomes_of_a_model_from_scratch():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("base_model: m\nrl: grpo\ndatasets: [{path: a, type: b}]\n", "old:2: rl: .grpo. is not supported by artel"),
+        (
+            "base_model: m\nrl: grpo\ndatasets: [{path: a, type: b}]\n",
+            r"old:2: rl: grpo is not converted\n.*write objective: policy",
+        ),
         ("base_model: m\nreward_model: true\ndatasets: [{path: a, type: b}]\n", "trains a reward model"),
         ("base_model: m\nsequence_len: 8\n", "no data set is configured"),
         ("model_name_or_path: m\nstage: rm\ndo_train: true\ndataset: a\n", "which is not converted: write"),

@@ -105,6 +105,7 @@ PREFERENCE = {"prompt": "Вопрос", "chosen": "Ответ", "rejected": "Н�
         ("chat", {"messages": MESSAGES}, {"messages": [*MESSAGES, *BAD_TURN]}),
         ("chat", {"messages": MESSAGES}, {"messages": ACROSS}),
         ("preference", PREFERENCE, PREFERENCE | {"prompt": QUESTION}),
+        ("prompts", {"question": OTHER}, {"question": QUESTION}),
         ("preference", PREFERENCE, PREFERENCE | {"chosen": ANSWER}),
         ("preference", PREFERENCE, PREFERENCE | {"rejected": ANSWER}),
         ("preference", PREFERENCE, PREFERENCE | {"prompt": QUESTION[-40:], "rejected": ANSWER[:60]}),

@@ -172,7 +172,7 @@ def test_what_is_kept_is_found_by_sample_in_every_epoch(tmp_path, packing):
 def test_shards_are_the_same_for_any_number_of_ranks():
     shards = split_into_shards("train", 1000, 1000)
     assert [shard.start for shard in shards] == list(range(0, 1000, 32))
-    assert shards[-1].stop == 1000
+    assert shards[-1].end == 1000
     assert shards[1].name == "train/00001.safetensors"
     assert len(split_into_shards("train", 3, 2**30)) == 3
     assert split_into_shards("validation", 0, 10) == []

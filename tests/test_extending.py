@@ -18,10 +18,12 @@ import yaml
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
-from artel.config import SourceConfig, load_run
+from artel.config import RewardTerm, SourceConfig, load_run
 from artel.config.converters.tools import convert
 from artel.errors import InputError
+from artel.plugins import load_plugin
 from artel.preparing.prepare import store_key
+from artel.rewards import Completion, RewardPool
 from artel.text.formats.dummy import read_dummy
 from artel.tokens import TokenStore, load_tokenizer
 from support.runs import artel, largest_difference, losses, metrics, refused, succeed, write_run
@@ -62,7 +64,8 @@ def of(*headings):
 def test_there_is_an_example_of_each_and_none_is_long():
     assert list(EXAMPLES) == [
         "Extending artel", "A format", "An objective", "A second trained module", "A metric", "An optimizer",
-        "A schedule", "A parallel strategy", "A tracker", "A callback", "A checkpoint item", "An exporter",
+        "A schedule", "A parallel strategy", "A tracker", "A callback", "A checkpoint item", "A reward",
+        "An exporter",
         "A converter", "A command",
     ]  # fmt: skip
     for heading, (_, code, keys) in EXAMPLES.items():
@@ -193,6 +196,20 @@ def test_a_checkpoint_item(trained):
     done = artel("train", "mine.yaml")
     assert "resuming from step 4 of 6" in done.stderr, done.stderr
     assert torch.equal(load_file(trained / "peaks.safetensors")[name], peaks[name])
+
+
+def test_a_reward():
+    file, code, keys = EXAMPLES["A reward"]
+    Path(file).write_text(code)
+    importlib.invalidate_caches()
+    load_plugin(keys["plugins"])
+    terms = [RewardTerm.model_validate(term) for term in keys["policy"]["rewards"]]
+    completions = [Completion("Who?", text, {}, 1, False) for text in ("Anna in the forest", "Anna", "")]
+    with RewardPool(terms, plugins=[keys["plugins"]], seconds=60, memory_bytes=2**28, workers=1) as pool:
+        scores = pool.score(completions)
+    assert scores.names == ["short"]
+    np.testing.assert_array_equal(scores.values[:, 0], [0.5, 1, np.nan])
+    np.testing.assert_array_equal(scores.totals, [1, 2, np.nan])
 
 
 @of("An exporter")

@@ -272,7 +272,7 @@ def test_an_error_in_the_comparison_hands_over_too():
         return [np.array([1])] * len(texts)
 
     encoder = Encoder(lambda texts: [np.array([2])] * len(texts), lambda: None, max_compared_characters=3)
-    encoder._has_decided, encoder._fast_encode, encoder.name, encoder._texts = (
+    encoder._has_decided, encoder._fast_encode, encoder.name, encoder._num_texts = (
         True,
         encode,
         "fastokens",

@@ -117,6 +117,10 @@ KINDS = {
     "json pairs": Kind(".jsonl", {"format": "pairs"}, [json_lines(PAIRS)]),
     "chat": Kind(".jsonl", {"format": "chat"}, [json_lines(CHATS)]),
     "preference": Kind(".jsonl", {"format": "preference"}, [json_lines(PREFERENCES)]),
+    "prompts": Kind(".jsonl", {"format": "prompts"}, [json_lines(PREFERENCES), json_lines(CHATS)]),
+    "prompts csv": Kind(
+        ".csv", {"format": "prompts"}, ['prompt,n\na,1\n"[{""role"": ""user"", ""content"": ""b""}]",2\n']
+    ),
     "squad": Kind(".json", {"format": "squad"}, [json.dumps(SQUAD), json.dumps(SQUAD, indent=1)]),
     "nq": Kind(".jsonl", {"format": "nq"}, [json_lines(NQ)]),
     "warc": Kind(".warc", {}, [ARCHIVE]),

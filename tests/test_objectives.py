@@ -97,7 +97,7 @@ def test_each_says_its_own_loss(tmp_path):
         run = load_run(str(objective_run(tmp_path / f"{name}.yaml", name)), decided)
         words[name] = build_objective(run, tokenizer).loss_description
     assert {name for name, loss in words.items() if not loss} == TOKENS
-    said = {"several_labels": "focal, gamma 2", "labels_of_pairs": "smoothing 0.1, weighed by label",
+    said = {"several_labels": "focal, gamma 2", "labels_of_pairs": "smoothing 0.1, weighted by class",
             "embedding": "at 32, 16 numbers",
             "distill": "8 likeliest ids at temperature 2, 0.5 cross-entropy",
             "kto": "kto, beta 0.1", "number": "squared error", "listwise": "among those of its query"}  # fmt: skip

@@ -23,6 +23,7 @@ IN_BOTH_LANGUAGES = {
     "classification": "test_classification.py",
     **dict.fromkeys(("rewards", "reranking", "embeddings", "search", "seq2seq"), "test_python_of_pages.py"),
     "multimodal": "test_vlm_text.py",
+    "policy": "test_rounds.py",
     "serve": "test_serve_clients.py",
 }
 RUN_ELSEWHERE = {

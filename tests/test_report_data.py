@@ -84,7 +84,7 @@ def test_a_long_file_is_read_by_several_processes_as_by_one(metrics):
 
 def test_a_run_that_goes_on_is_read_on(metrics):
     reader = CurveReader(metrics)
-    assert (reader.read().training, reader.read().lines) == ({}, 0)
+    assert (reader.read().training, reader.read().line_count) == ({}, 0)
     metrics.write_text(training(1) + training(2)[:9])
     assert (reader.read().line_count, reader.read().torn) == (1, True)
     metrics.write_text(training(1) + training(2) + training(3))

@@ -23,6 +23,7 @@ from artel.tokens import (
     step_positions,
     train_tokenizer,
 )
+from artel.tokens.store import find_line_ends
 from artel.tokens.tokenizer.train import auto_vocabulary, describe_vocabulary
 
 TEXT = "Все счастливые семьи похожи друг на друга, каждая несчастливая семья несчастлива по-своему. " * 20
@@ -135,8 +136,38 @@ def test_store_gives_back_what_was_written_across_shards(store):
         assert sample.numbers == (number, -number)
         assert opened.train.origin(number) == f"a.txt:{number}"
     assert list(opened.train.references()) == [{"id": number} for number in range(5)]
+    assert [opened.train.reference(number) for number in (4, 0, 3)] == [{"id": 4}, {"id": 0}, {"id": 3}]
     assert opened.train.origins(4, 7) == ["a.txt:0", "a.txt:1", "a.txt:2"]
     assert opened.train.origins(19, 20) == ["a.txt:4"]
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 7, 1 << 24])
+def test_the_ends_of_lines_are_found_in_chunks(chunk_bytes):
+    text = b"".join(b"x" * length + b"\n" for length in range(20))
+    ends = find_line_ends(np.frombuffer(text, np.uint8), chunk_bytes)
+    assert [text[end - 1 : end] for end in ends] == [b"\n"] * 20
+    assert ends[-1] == len(text)
+
+
+def test_references_are_found_by_the_number_of_their_document(tmp_path):
+    references = [{"text": "a\nb" * number, "n": None} for number in range(20)]
+    with new_folder(tmp_path / "store") as folder:
+        writer = StoreWriter(folder, vocabulary=9)
+        for number, reference in enumerate(references):
+            samples = [Sample(np.arange(3))] * (number % 3)  # a document may have no samples, or several
+            writer.add("train", samples, 1, "a", reference)
+            writer.add("validation", [Sample(np.arange(3))], 1, "a", reference if number else None)
+        writer.close({})
+    store = TokenStore(tmp_path / "store")
+    for number in np.random.default_rng(0).permutation(20):
+        assert store.train.reference(int(number)) == references[number]
+    for number in (-1, 20):
+        with pytest.raises(IndexError, match=f"no document {number}: .*train has 20"):
+            store.train.reference(number)
+    with pytest.raises(
+        ValueError, match=r"19 of the 20 documents in .*validation have a reference; .*all must have one"
+    ):
+        store.validation.reference(0)
 
 
 def test_blocks_predict_every_token_but_the_first_once(store):

@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
@@ -91,6 +92,23 @@ def import_user_module(name: str, where: str, fix: str) -> ModuleType:
     fix = f"{fix}; the module is searched in {working_folder} and PYTHONPATH"
     with guard_user_code(where, f"{name!r} cannot be imported", fix):
         return import_module(name)
+
+
+def import_user_file(path: Path) -> ModuleType:
+    """Run a user's Python file as a module. It may import from its folder. Raise InputError if that fails."""
+    spec = spec_from_file_location(f"artel_user_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    register_user_module(spec.name)
+    module = sys.modules[spec.name] = module_from_spec(spec)  # dataclasses look their module up there
+    folder = str(path.parent.absolute())
+    sys.path.insert(0, folder)  # the file may import from its folder, as with `python FILE`
+    try:
+        with guard_user_code(str(path), "cannot be run", f"try it: python {path.name}"):
+            spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(folder)
+    return module
 
 
 def load_plugin(name: str) -> str:

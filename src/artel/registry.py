@@ -107,6 +107,7 @@ FORMATS = Registry(
         "chat": "artel.text.formats.chat:CHAT",
         "preference": "artel.text.formats.preferences:PREFERENCE",
         "matches": "artel.text.formats.matches:MATCHES",
+        "prompts": "artel.text.formats.prompts:PROMPTS",
         "labels": "artel.text.formats.labels:LABELS",
         "conll": "artel.text.formats.conll:CONLL",
         "entities": "artel.text.formats.entities:ENTITY_ROWS",
@@ -121,6 +122,7 @@ OBJECTIVES = Registry(
         "span_qa": "artel.objectives.span_qa.span_qa_objective:SpanQA",
         "chat": "artel.objectives.chat:Chat",
         "preference": "artel.objectives.preference:PreferenceOptimization",
+        "policy": "artel.objectives.policy.policy_objective:PolicyOptimization:PolicyConfig",
         "reward": "artel.objectives.reward:Reward",
         "rerank": "artel.objectives.rerank:Rerank",
         "classification": "artel.objectives.classification.classification_objective:Classification",
@@ -193,3 +195,19 @@ EXPORTERS = Registry(
     },
 )
 CALLBACKS = Registry("callbacks", {})
+REWARDS = Registry(
+    "policy.rewards",
+    {
+        "function": "artel.rewards.function:FunctionReward:FunctionConfig",
+        "equals": "artel.rewards.checks:Equals:EqualsConfig",
+        "matches": "artel.rewards.checks:Matches:MatchesConfig",
+        "number": "artel.rewards.checks:NumberReward:NumberConfig",
+        "json": "artel.rewards.checks:Json:JsonConfig",
+        "length": "artel.rewards.checks:Length:LengthConfig",
+        "language": "artel.rewards.checks:Language:LanguageConfig",
+        "format": "artel.rewards.checks:Format:FormatConfig",
+        "math": "artel.rewards.math_answer:Math:MathConfig",
+        "gym": "artel.rewards.gym:Gym:GymConfig",
+        "judge": "artel.rewards.judge:Judge:JudgeConfig",
+    },
+)

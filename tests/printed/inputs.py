@@ -234,6 +234,12 @@ def preferences(folder: Path) -> None:
     (folder / "rated.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rated))
 
 
+def sums(folder: Path) -> None:
+    """prompts.jsonl: questions with an answer. Some of its letters occur in what an untrained model writes."""
+    rows = [{"question": f"What is {number} and 1?", "answer": f"{number + 1} а е и о"} for number in range(120)]
+    (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
 def matches(folder: Path) -> None:
     """Queries with a document that matches, and more texts beside them."""
     rows = [

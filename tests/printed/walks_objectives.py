@@ -82,6 +82,24 @@ OBJECTIVES = (
         before=(f"artel train chat-lora data.sources.0.path=conversations.jsonl model.from=FOLDER {STEPS}",),
     ),
     Walk(
+        "learning from rewards",
+        (
+            Step(
+                "artel data show policy data.sources.0.path=prompts.jsonl model.from=FOLDER",
+                says="sample 0",
+            ),
+            Step(
+                "artel train policy data.sources.0.path=prompts.jsonl model.from=FOLDER",
+                f"{STEPS} data.block=64 policy.new_tokens=8 policy.rewards=[rewards.py:overlap] validate.blocks=4",
+                leaves="runs/policy/rollouts/000001.jsonl.zst",
+            ),
+            Step("artel evaluate runs/policy", says="reward"),
+            Step('artel generate runs/policy --prompt "What is 3 and 1?"', "--max-new-tokens 8"),
+        ),
+        needs=(inputs.sums, inputs.written("docs/policy.md", "rewards.py"), inputs.chat_model()),
+        long=True,
+    ),
+    Walk(
         "embeddings",
         (
             Step(

@@ -15,7 +15,7 @@ from artel.config.load import (
 )
 from artel.config.overrides import Overrides
 from artel.config.recipes import recipe_names, recipe_text
-from artel.config.schema.base import Section, name_error
+from artel.config.schema.base import Section, ShortSection, name_error
 from artel.config.schema.cleaning import ClassifierConfig, CleanConfig, DedupConfig, NearConfig, PiiConfig, PiiKind
 from artel.config.schema.data import DataConfig, SourceConfig
 from artel.config.schema.decontamination import BenchmarkConfig, DecontaminateConfig
@@ -31,6 +31,7 @@ from artel.config.schema.model import AttentionConfig, LoraConfig, ModelConfig, 
 from artel.config.schema.objectives import ChatConfig, MaskedConfig, PreferenceConfig, SpanQAConfig
 from artel.config.schema.prepare import PrepareConfig, SlurmConfig
 from artel.config.schema.quantities import Count, Number
+from artel.config.schema.rewards import RewardTerm
 from artel.config.schema.run import CheckpointConfig, LogConfig, ParallelConfig, RunConfig, TrainConfig, ValidateConfig
 from artel.config.schema.tokenizer import TokenizerConfig, TokenizerTraining
 from artel.config.suggest import find_similar_name, guess_key, suggest_key
@@ -64,10 +65,12 @@ __all__ = [
     "PrepareConfig",
     "RerankConfig",
     "RewardConfig",
+    "RewardTerm",
     "RopeConfig",
     "RunConfig",
     "RunFile",
     "Section",
+    "ShortSection",
     "SlurmConfig",
     "SourceConfig",
     "SpanQAConfig",

@@ -63,6 +63,7 @@ _OBJECTIVES = {
     "masked": "mlm masked-lm fill-mask",
     "chat": "sft instruct instruction",
     "preference": "rlhf",
+    "policy": "rl rlvr",
     "classification": "text-classification sequence-classification",
     "tokens": "ner token-classification",
     "reward": "rm reward-model",
@@ -73,7 +74,12 @@ _OBJECTIVES = {
     "distill": "distillation",
 }
 
-OTHER_OBJECTIVES = {name: objective for objective, names in _OBJECTIVES.items() for name in names.split()} | {
-    loss: f"preference, and preference.loss: {loss}" for loss in ("dpo", "ipo", "kto", "orpo", "simpo")
-}
+OTHER_OBJECTIVES = (
+    {name: objective for objective, names in _OBJECTIVES.items() for name in names.split()}
+    | {loss: f"preference, and preference.loss: {loss}" for loss in ("dpo", "ipo", "kto", "orpo", "simpo")}
+    | {
+        preset.replace("_", "-"): f"policy, and policy.preset: {preset}"
+        for preset in ("grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo")
+    }
+)
 """Another tool's name of an objective in lower case, with - -> the value of `objective`."""

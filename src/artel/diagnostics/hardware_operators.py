@@ -271,7 +271,7 @@ def _make_adamw_step(num_elements: int, device: torch.device) -> Call:
 def _list_host_works() -> Iterator[Work]:
     """Yield the host's overhead per operator, and per operator on DTensors, from layers that compute next to nothing.
 
-    The first is measured on a model of transformers. It includes modules, autograd and autocast, which take as long as
+    The first is measured on a transformers model. It includes modules, autograd and autocast, which take as long as
     the operators themselves.
     """
     model = _small_model()

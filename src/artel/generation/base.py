@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
@@ -90,6 +90,11 @@ class Engine(ABC):
     @abstractmethod
     def submit(self, prompt: list[int], generation: Generation) -> None:
         """Start an answer. Raise EngineError if it is too long, or the engine is stopping."""
+
+    def submit_all(self, requests: Sequence[tuple[list[int], Generation]]) -> None:
+        """Start several answers. An engine that batches computes them in an order that depends on nothing else."""
+        for prompt, generation in requests:
+            self.submit(prompt, generation)
 
     @abstractmethod
     def cancel(self, generation: Generation) -> None:

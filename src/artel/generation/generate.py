@@ -103,7 +103,7 @@ def generate_tokens(
     window: int | None,
     stop_ids: frozenset[int],
 ) -> Generator[int, None, None]:
-    """Yield tokens that continue `ids`, until one of `stop_ids` (not yielded) or the limit. May raise InputError."""
+    """Yield tokens that continue `ids`, until one of `stop_ids` (not yielded) or the limit. See `continue_ids`."""
     sampler = Sampler(sampling.options, ids, tokenizer.vocabulary)
 
     return continue_ids(
@@ -120,9 +120,9 @@ def continue_ids(
     window: int | None,
     stop_ids: frozenset[int],
 ) -> Generator[int, None, None]:
-    """Yield tokens that continue `ids`, until one of `stop_ids` (not yielded) or `new_tokens`. May raise InputError.
+    """Yield tokens that continue `ids`, until one of `stop_ids` (not yielded) or `new_tokens`.
 
-    `choose` gets the last logits, float32 (rows,), and returns the next id.
+    `choose` maps the last logits, float32 (rows,), to the next id. Raise InputError for NaN or ids without embedding.
     """
     device = next(model.parameters()).device
     check_embedded(model, tokenizer, ids)

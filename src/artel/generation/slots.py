@@ -9,6 +9,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -25,6 +26,8 @@ from artel.generation.base import (
 from artel.generation.slot_model import Chunk, SlotModel
 from artel.models.device import release_helpers
 
+_WORTH_WAITING = 16
+"""Tokens that a text waits for, a pass or a few, instead of computing them again."""
 _INITIAL_CAPACITY = 256
 """Initial tokens per slot. Doubled for longer texts, which may leave fewer slots."""
 
@@ -35,7 +38,7 @@ class _Text:
 
     ids: list[int]
     generation: Generation
-    number: int
+    number: int = 0
     """Position in the order of arrival."""
 
 
@@ -63,7 +66,7 @@ class SlotEngine(Engine):
         except BaseException:
             self._model.close()
             raise
-        self._arrivals: queue.SimpleQueue[_Text | None] = queue.SimpleQueue()
+        self._arrivals: queue.SimpleQueue[list[_Text] | None] = queue.SimpleQueue()
         self._waiting_texts: deque[_Text] = deque()
         self._text_count = self._pass_count = 0
         self._is_closing = False
@@ -73,15 +76,21 @@ class SlotEngine(Engine):
         self._thread.start()
 
     def submit(self, prompt: list[int], generation: Generation) -> None:
-        tokens = len(prompt) + generation.new_tokens - 1  # the last token is not an input
-        if tokens > self._context:
-            raise EngineError(f"prompt and answer have {tokens:,} tokens, but the context has {self._context:,}")
-        ids = list(prompt)
+        self.submit_all([(prompt, generation)])
+
+    def submit_all(self, requests: Sequence[tuple[list[int], Generation]]) -> None:
+        for prompt, generation in requests:
+            tokens = len(prompt) + generation.new_tokens - 1  # the last token is not an input
+            if tokens > self._context:
+                raise EngineError(f"prompt and answer have {tokens:,} tokens, but the context has {self._context:,}")
+        texts = [_Text(list(prompt), generation) for prompt, generation in requests]
         with self._lock:  # requests before `close` are answered
             if self._is_closing:
                 raise EngineError("the engine is stopping")
-            self._text_count += 1
-            self._arrivals.put(_Text(ids, generation, self._text_count))
+            for text in texts:
+                self._text_count += 1
+                text.number = self._text_count
+            self._arrivals.put(texts)
 
     def cancel(self, generation: Generation) -> None:
         generation.end()  # the next pass frees its slot
@@ -109,11 +118,10 @@ class SlotEngine(Engine):
             if is_idle and self._is_closing and self._arrivals.empty():
                 return False
             try:
-                text = self._arrivals.get(block=is_idle)
+                texts = self._arrivals.get(block=is_idle)
             except queue.Empty:
                 return True
-            if text is not None:
-                self._waiting_texts.append(text)
+            self._waiting_texts.extend(texts or [])
 
     def _run_pass(self) -> None:
         self._pass_count += 1
@@ -155,7 +163,8 @@ class SlotEngine(Engine):
         self._resize(capacity)
 
     def _admit_texts(self) -> None:
-        """Start waiting texts, in order, while they fit."""
+        """Start waiting texts, in order, while they fit. One waits if another text is reading its beginning."""
+        deferred_texts = []
         while self._waiting_texts:
             running = self._running_texts()
             longest = max(len(text.ids) for text in [*running, self._waiting_texts[0]])
@@ -164,10 +173,22 @@ class SlotEngine(Engine):
             if len(running) >= self._slot_count(capacity):
                 capacity = min_capacity  # the current, longer slots are no longer needed
             if len(running) >= self._slot_count(capacity):
-                return
+                break
+            text = self._waiting_texts.popleft()
+            if self._share_prefixes and self._is_being_read(text):
+                deferred_texts.append(text)
+                continue
             if capacity != self._capacity:
                 self._resize(capacity)
-            self._assign_slot(self._waiting_texts.popleft())
+            self._assign_slot(text)
+        self._waiting_texts.extendleft(reversed(deferred_texts))
+
+    def _is_being_read(self, text: _Text) -> bool:
+        """True if a running text begins like `text`, and a good part of that is not cached yet."""
+        return any(
+            slot.text is not None and _common_length(slot.text.ids, text.ids) >= len(slot.cached) + _WORTH_WAITING
+            for slot in self._slots
+        )
 
     def _assign_slot(self, text: _Text) -> None:
         """Give a text a slot, and reuse a cached prefix."""

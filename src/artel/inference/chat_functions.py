@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 import json
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from transformers.utils import get_json_schema
 
 from artel.errors import InputError
-from artel.plugins import describe_exception, guard_user_code, register_user_module
+from artel.plugins import describe_exception, import_user_file
 from artel.storage import check_regular, user_path
 from artel.text import ToolCall, Tools
 
@@ -77,7 +74,7 @@ def _read_json(path: Path) -> Tools:
 
 
 def _read_module(path: Path) -> ChatFunctions:
-    module = _import_file(path)
+    module = import_user_file(path)
     functions = {
         name: value
         for name, value in vars(module).items()
@@ -95,19 +92,3 @@ def _read_module(path: Path) -> ChatFunctions:
             message = f"{name} cannot be described to a model: {' '.join(str(error).split())}"
             raise InputError.at(f"{path}:{line}", message, fix) from None
     return ChatFunctions(tuple(tools), functions)
-
-
-def _import_file(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"artel_tools_{path.stem}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    register_user_module(spec.name)
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # dataclasses look their module up there
-    folder = str(path.parent.absolute())
-    sys.path.insert(0, folder)  # the file may import from its folder, as with `python FILE`
-    try:
-        with guard_user_code(str(path), "cannot be run", f"try it: python {path.name}"):
-            spec.loader.exec_module(module)
-    finally:
-        sys.path.remove(folder)
-    return module

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,8 @@ from artel.registry import FORMATS, OBJECTIVES
 from artel.text import Ledger, read_documents
 from artel.tokens import TokenStore
 from artel.training import RunFolder
-from artel.training.evaluation import ProgressMessages, Validation, micro_batch_size, reference_outputs
+from artel.training.evaluation import ProgressMessages, micro_batch_size, reference_outputs
+from artel.training.rounds import make_validation
 from artel.training.teacher import set_cached_outputs, set_teacher
 
 _DEFAULT_BLOCK = 1024
@@ -51,7 +52,7 @@ class EvaluationResult:
     details: dict[str, Any] = field(default_factory=dict)
     """More results: tables by label, a confusion matrix (`Objective.details`)."""
     predictions: Any = None
-    """For questions: the content of the predictions file, in the official format."""
+    """Content of the predictions file, in the official format. Only for questions."""
 
     @property
     def data_size(self) -> str:
@@ -84,8 +85,8 @@ def evaluate(opened: OpenedModel, data: str | None, overrides: Mapping[str, Any]
         logger.info(note)
     store = prepared.open()
     if data is None:
-        objective.fit_statistics(store.train)  # a weighted loss uses the weights of training
-    validation = Validation(objective, store.validation)
+        objective.fit_statistics(store.train)  # a weighted loss uses the training split's weights
+    validation = make_validation(objective, store.validation, run, world)
     if len(validation.samples) == 0:
         fix = "use more text, a smaller data.block, or --data FILE"
         raise InputError.at("data.validation", "no text is held out to evaluate on", fix)
@@ -106,7 +107,8 @@ def evaluate(opened: OpenedModel, data: str | None, overrides: Mapping[str, Any]
         set_teacher_if_available(objective, run, store, world)
     started = time.monotonic()
     progress = ProgressMessages(f"evaluating {opened.name}:")
-    metrics, outputs = validation.evaluate(strategy, batch_size, run.validate_.blocks, progress)
+    with closing(validation):
+        metrics, outputs = validation.evaluate(strategy, batch_size, run.validate_.blocks, progress)
     split = store.validation
     details = objective.details(outputs, split)
     if generation_eval := objective.decoding.generation_eval(opened.model, split):
@@ -204,8 +206,12 @@ def _values_from_training(opened: OpenedModel, run: RunConfig) -> dict[str, Any]
 
 
 def _can_evaluate(opened: OpenedModel, objective: type[Objective]) -> bool:
-    """True if an objective can evaluate a model that artel did not train. A causal model may also answer questions."""
-    return opened.run is None and objective.is_per_token and objective.auto_class == opened.objective.auto_class
+    """True if an objective can evaluate a model that learned another one, or that artel did not train.
+
+    Rewards score the answers of any model with the same head. A causal model of others may also answer questions.
+    """
+    fits = objective.scores_answers or (opened.run is None and objective.is_per_token)
+    return fits and objective.auto_class == opened.objective.auto_class
 
 
 def _make_source(base: RunConfig, path: str) -> SourceConfig:

@@ -240,7 +240,7 @@ class Corpus:
     documents: list[str]
     queries: list[str]
     judged: list[Judgements]
-    """For each query: {index of a document: relevance, above 0}. Indices beyond the documents stand for missing
+    """Per query: {index of a document: relevance, above 0}. Indices beyond the documents stand for missing
     documents, which are never found."""
     self_documents: dict[int, int]
     """{query index: index of the document that is the query itself, which the query does not search}."""

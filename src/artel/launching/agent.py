@@ -97,7 +97,7 @@ class Agent(LocalElasticAgent):
         self._signals.raise_pending()
         result = super()._monitor_workers(worker_group)
         if result.state == WorkerState.FAILED:
-            self._count_restarts(result)
+            self._update_remaining_restarts(result)
             if self._remaining_restarts > 0:
                 self._on_restart(result.failures)
         elif result.state == WorkerState.HEALTHY and self._hosts.elastic and self._heartbeats.are_missing(worker_group):
@@ -105,7 +105,7 @@ class Agent(LocalElasticAgent):
             return RunResult(state=WorkerState.UNHEALTHY)
         return result
 
-    def _count_restarts(self, result: RunResult) -> None:
+    def _update_remaining_restarts(self, result: RunResult) -> None:
         """Update the number of remaining restarts after these failures."""
         statuses = {failure.exitcode for failure in _simultaneous_failures(result.failures).values()}
         can_continue = self._hosts.elastic or self._hosts.restarts > 0
@@ -135,7 +135,7 @@ class _Signals:
     """Signals to stop, raised as torchrun's SignalException: at once while the agent waits, else at its next poll.
 
     torchrun raises them anywhere in its thread. Between two polls of the workers an exception can do harm: before the
-    timer of calls has started, the run ended with an UnboundLocalError (4 of 150 in a loop without pauses), and in
+    call timer has started, the run ended with an UnboundLocalError (4 of 150 in a loop without pauses), and in
     subprocess.Popen.poll a lock is not released if it comes between its acquisition and the `try`.
     """
 

@@ -78,7 +78,7 @@ def slurm_script(name: str, values: Sequence[str], folder: Path, job: Job) -> st
 
 
 def submit(script: str, folder: Path) -> str:
-    """Submit the script and return the job's number. Raise InputError without sbatch, WorkError if it fails."""
+    """Submit the script and return the job ID. Raise InputError without sbatch, WorkError if it fails."""
     if shutil.which("sbatch") is None:
         fix = "run this on a login node of the cluster, or write the script with --dry-run and submit it there"
         raise InputError.at("sbatch", "is not installed here", fix)

@@ -13,7 +13,7 @@ from artel.models.attention import MASKED_NAME, NAME, is_exchanging
 _MIN_HEAD_SIZE = 16
 """The smallest head that FlexAttention's GPU kernels take (PyTorch 2.11)."""
 _BLOCK_MASKS: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
-"""The models for which `allow_block_masks` was called."""
+"""Override per model, set by `allow_block_masks`."""
 
 
 def attention_choice(model: PreTrainedModel, device: torch.device, *, documents: bool = False) -> Choice:
@@ -21,17 +21,17 @@ def attention_choice(model: PreTrainedModel, device: torch.device, *, documents:
     implementation = model.config._attn_implementation
     if implementation != NAME:
         if implementation == MASKED_NAME:
-            return Choice("scaled_dot_product_attention", "an encoder: padding and documents come as a mask")
+            return Choice("scaled_dot_product_attention", "encoder: padding and document boundaries need a mask")
         return Choice(implementation, f"{model.config.model_type} has its own attention")
     window = getattr(model.config.get_text_config(), "sliding_window", None)
     if documents and takes_block_masks(model):
         return Choice("FlexAttention", "documents are kept apart by blocks; blocks that no token sees are skipped")
     if documents and device.type == "cpu":
-        return Choice("a document at a time", "documents are kept apart, and masked scores are not computed")
+        return Choice("one document at a time", "documents are kept apart, and masked scores are not computed")
     if documents or window is not None:
         why = "documents are kept apart" if documents else f"a window of {window} tokens, shorter than the blocks"
         return Choice("scaled_dot_product_attention with a mask", why)
-    kernel = "PyTorch's kernel for processors"
+    kernel = "PyTorch's CPU kernel"
     if device.type == "cuda":
         kernel = "cuDNN or FlashAttention 2, as PyTorch chooses"
     why = "causal: no mask is made" if model.can_generate() else "no mask is made"

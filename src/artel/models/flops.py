@@ -33,7 +33,7 @@ _ATTEMPTS = ((_NAME, False), ("eager", False), ("eager", True))
 
 
 def estimate_flops_per_token(config: PreTrainedConfig, auto_class: str, length: int) -> float | None:
-    """Return the FLOPs of training on one token in rows of `length`; None if the model does not run on the meta device.
+    """Return the training FLOPs per token in rows of `length`; None if the model does not run on the meta device.
 
     `auto_class`: the transformers class with its head (`AutoModelForCausalLM`); the head counts at every token. The
     forward pass runs on the meta device, and PyTorch counts. A mixture counts the experts that a token goes to. An

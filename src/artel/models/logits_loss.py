@@ -138,6 +138,7 @@ def target_log_probs(
     positions: torch.Tensor,
     *,
     with_entropies: bool = False,
+    temperature: float = 1.0,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Run `model` on `inputs`. Return (log-probability of each target, entropy of the prediction), in nats.
 
@@ -145,18 +146,19 @@ def target_log_probs(
     the log-probabilities.
 
     targets int64 (count,). `positions`, int64 (count,): indices into the flattened rows that predict the targets. One
-    position may predict several.
+    position may predict several. `temperature`: divides the logits.
     """
     outputs, head = _run_at_positions(model, inputs, positions)
+    bias: torch.Tensor | None = None if head is None else head.bias
+    if temperature != 1:  # of hidden states and bias, which is the same and needs no logits
+        outputs, bias = outputs / temperature, None if bias is None else bias / temperature
     with profiler_range("artel: loss"):
         if head is None:
             logits = outputs.float()
             entropies = row_entropies(logits.detach(), None) if with_entropies else None
             return -F.cross_entropy(logits, targets, reduction="none"), entropies
         compiled = has_compiled_layers(model)
-        return linear_log_probs(
-            outputs, head.weight, head.bias, targets, compiled=compiled, with_entropies=with_entropies
-        )
+        return linear_log_probs(outputs, head.weight, bias, targets, compiled=compiled, with_entropies=with_entropies)
 
 
 def linear_log_probs(

@@ -12,7 +12,14 @@ import numpy as np
 from artel.config import ModelConfig, RunConfig
 from artel.errors import Problem
 from artel.objectives.decoding import Decoding
-from artel.objectives.hooks import EvaluationHooks, GlobalBatchHooks, ModelHooks, RecordHooks, TeacherHooks
+from artel.objectives.hooks import (
+    EvaluationHooks,
+    GlobalBatchHooks,
+    ModelHooks,
+    RecordHooks,
+    RoundHooks,
+    TeacherHooks,
+)
 from artel.objectives.types import Batch, DocumentSamples, Presentation, TokenView
 from artel.text import Document, DroppedRecord, Rejected, frame_notes
 from artel.tokens import BalancedOrder, Order, Rows, Sample, Samples, StoreSplit, Tokenizer, TokenStore, UnpackedSamples
@@ -31,7 +38,7 @@ def directions(*, lower: Sequence[str], higher: Sequence[str]) -> dict[str, Dire
     return {**dict.fromkeys(lower, "lower"), **dict.fromkeys(higher, "higher")}
 
 
-class Objective(RecordHooks, ModelHooks, EvaluationHooks, TeacherHooks, GlobalBatchHooks, ABC):
+class Objective(RecordHooks, ModelHooks, EvaluationHooks, TeacherHooks, GlobalBatchHooks, RoundHooks, ABC):
     """The task that a model learns: samples, batches, loss and metrics. Other packages never compare its name.
 
     The base classes have hooks that few objectives need. `Decoding` is a second base class, of objectives whose models
@@ -41,7 +48,7 @@ class Objective(RecordHooks, ModelHooks, EvaluationHooks, TeacherHooks, GlobalBa
     auto_class: ClassVar[str]
     """The transformers class with the right head: AutoModelForCausalLM."""
     learns_from: ClassVar[tuple[str, ...]]
-    """Kinds of records, as formats declare them: text, pairs, questions, conversations, preferences."""
+    """Kinds of records, as formats declare them: text, pairs, questions, conversations, preferences, prompts."""
     presentation: ClassVar[Presentation] = Presentation("")
     """Description in `artel new` and on model cards."""
     section: ClassVar[str] = ""
@@ -68,6 +75,8 @@ class Objective(RecordHooks, ModelHooks, EvaluationHooks, TeacherHooks, GlobalBa
     """(problem, fix) if a run cannot have `validate.prompts`; None if it can."""
     metric_directions: ClassVar[dict[str, Direction]]
     """Names of its metrics, and the direction in which each improves."""
+    main_metric: ClassVar[str] = "loss"
+    """The metric that `checkpoint.best: loss`, the default, stands for."""
 
     @classmethod
     def for_run(cls, config: RunConfig) -> type[Objective]:
@@ -114,7 +123,7 @@ class Objective(RecordHooks, ModelHooks, EvaluationHooks, TeacherHooks, GlobalBa
     def problems(cls, config: RunConfig) -> list[Problem]:
         """Return the problems of the run file under this objective. Called before any text is read."""
         problems = []
-        best = config.checkpoint.best
+        best = cls.main_metric if config.checkpoint.best == "loss" else config.checkpoint.best
         if best is not None and best not in cls.metric_directions and not ("/" in best and config.validate_.tasks):
             fix = f"write one of: {', '.join(cls.metric_directions)}; TASK/METRIC of a task in validate.tasks; or null"
             problems.append(Problem("checkpoint.best", f"{best!r} is not a metric of this objective", fix))

@@ -17,7 +17,11 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedConfig, PreTrainedModel
 
+    from artel.config import RewardTerm
+    from artel.generation import GenerationPrompt
+    from artel.generation.generate import Sampling
     from artel.models.loading.heads import Head
+    from artel.objectives.rollouts import Round
     from artel.objectives.types import Batch
     from artel.text import Record
     from artel.tokens import StoreSplit, Tokenizer
@@ -151,6 +155,10 @@ class EvaluationHooks:
     has_many_outputs: ClassVar[bool] = False
     """True if there are many outputs: `metrics` then gets them in float32 instead of float64."""
 
+    def training_metrics(self, totals: dict[str, float]) -> dict[str, float]:
+        """Return metrics of a logged line in addition to the loss, from totals of the sums since the last line."""
+        return {}
+
     def min_evaluated(self, split: StoreSplit) -> int:
         """Return the minimum number of samples in a validation. Fewer samples yield no metrics."""
         return 1
@@ -274,3 +282,45 @@ class TeacherHooks:
 
     def set_cached_outputs(self, outputs: CachedOutputs, *, validation: bool) -> None:  # if the `teacher` has settings
         """Take the cached outputs of the training or validation split."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundSettings:
+    """Settings for writing and scoring answers, for an objective that learns from them."""
+
+    steps: int
+    """Optimizer steps that learn from a round."""
+    answers: int
+    """Answers per prompt."""
+    sampling: Sampling
+    rewards: list[RewardTerm]
+    resample: int
+    """Maximum number of times that a prompt's answers are replaced if they have no signal."""
+    reward_seconds: float
+    """Time limit of a reward function."""
+    reward_bytes: int
+    """Memory limit of a process that computes rewards."""
+
+
+class RoundHooks:
+    """Hooks for objectives that learn from answers of the model itself, in rounds (`training/rounds.py`)."""
+
+    scores_answers: ClassVar[bool] = False
+    """True if its metrics are rewards of answers, which can evaluate any model with the same head."""
+
+    @property
+    def rounds(self) -> RoundSettings | None:
+        """The settings of its rounds; None if it learns from stored samples."""
+        return None
+
+    def round_prompt(self, model: PreTrainedModel, ids: list[int]) -> GenerationPrompt:  # if it has `rounds`
+        """Return the prompt that the model answers, from the ids of a sample."""
+        raise NotImplementedError
+
+    def set_round(self, round_: Round, *, is_fresh: bool, seconds: Mapping[str, float]) -> None:  # if it has `rounds`
+        """Learn from this round from now on.
+
+        `is_fresh`: True in the round's first step, before the model has moved away from the one that wrote. `seconds`:
+        time spent on writing and scoring it, if this start of the run did.
+        """
+        raise NotImplementedError

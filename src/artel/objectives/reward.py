@@ -47,7 +47,7 @@ class Reward(Objective, Decoding):
     auto_class = "AutoModelForSequenceClassification"
     learns_from = ("preferences",)
     presentation = Presentation(
-        "gives answers a score: the better one the higher", "score", "text-classification", finetuning_rate=1e-5
+        "scores answers; better answers score higher", "score", "text-classification", finetuning_rate=1e-5
     )
     section = "reward"
     needs_context = True
@@ -204,19 +204,19 @@ class Reward(Objective, Decoding):
         `accuracy`: fraction of pairs whose chosen answer has the higher score. `margin`: mean difference of their
         scores. `outcome_accuracy`: of answers with a label. `calibration_error`: of pairs and answers with a label.
         """
-        margins, outcomes, labels = _outcomes(outputs, split)
+        margins, scores, labels = _split_scores(outputs, split)
         metrics = {"loss": totals["loss"] / max(1.0, totals["targets"])}
         if len(margins):
             metrics |= {"accuracy": float((margins > 0).mean()), "margin": float(margins.mean())}
-        if len(outcomes):
-            metrics["outcome_accuracy"] = float(((outcomes > 0) == labels).mean())
-        if len(margins) or len(outcomes):
-            metrics["calibration_error"] = calibration_error(*_logits_and_truth(margins, outcomes, labels))
+        if len(scores):
+            metrics["outcome_accuracy"] = float(((scores > 0) == labels).mean())
+        if len(margins) or len(scores):
+            metrics["calibration_error"] = calibration_error(*_logits_and_truth(margins, scores, labels))
         return metrics
 
     def details(self, outputs: np.ndarray, split: StoreSplit) -> dict[str, Any]:
-        outcomes = _outcomes(outputs, split)
-        bins = calibration_bins(*_logits_and_truth(*outcomes)) if any(map(len, outcomes)) else []
+        margins, scores, labels = _split_scores(outputs, split)
+        bins = calibration_bins(*_logits_and_truth(margins, scores, labels)) if len(margins) or len(scores) else []
         return {"tables": {"Calibration": bins}} if bins else {}
 
     def run_task(self, model: PreTrainedModel, task: str, inputs: list[Any]) -> list[dict[str, Any]]:
@@ -246,7 +246,7 @@ def _answer_ids(rows: Rows, row: int) -> list[np.ndarray]:
     return [rows.ids[row, :chosen], rows.ids[row, chosen : chosen + rejected]]
 
 
-def _outcomes(outputs: np.ndarray, split: StoreSplit) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _split_scores(outputs: np.ndarray, split: StoreSplit) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return (margins of pairs, scores of answers with a label, their labels) of the first samples of a split."""
     present = np.asarray(split.numbers()[: len(outputs), :_MARGIN] > 0)
     pairs = present.all(axis=1)
@@ -255,9 +255,9 @@ def _outcomes(outputs: np.ndarray, split: StoreSplit) -> tuple[np.ndarray, np.nd
     return outputs[pairs, _CHOSEN] - outputs[pairs, _REJECTED], labeled_scores, is_chosen
 
 
-def _logits_and_truth(margins: np.ndarray, outcomes: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _logits_and_truth(margins: np.ndarray, scores: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return (logits, truth) of two questions: is the chosen answer better, and is a labeled answer good?"""
-    return np.concatenate([margins, outcomes]), np.concatenate([np.ones(len(margins), dtype=bool), labels])
+    return np.concatenate([margins, scores]), np.concatenate([np.ones(len(margins), dtype=bool), labels])
 
 
 Prompt = str | Sequence[Mapping[str, Any] | Message]

@@ -346,8 +346,8 @@ def sharded_norm(shards: Iterable[tuple[torch.Tensor, int]], device: torch.devic
         if shard.numel():
             by_replicas.setdefault(replicas, []).append(shard)
     square_sum = torch.zeros((), device=device)
-    for replicas, shards in by_replicas.items():
-        square_sum += torch.stack(torch._foreach_norm(shards, 2, torch.float32)).square().sum().to(device) / replicas
+    for replicas, group in by_replicas.items():
+        square_sum += torch.stack(torch._foreach_norm(group, 2, torch.float32)).square().sum().to(device) / replicas
     dist.all_reduce(square_sum)
     return square_sum.sqrt()
 

@@ -81,7 +81,7 @@ def _nested_input_problems(input_key: str, files: Iterable[Path], outputs: Outpu
     by_real_path = {_real_path(folder): (key, folder) for key, folder in reversed(outputs)}
     problems: dict[str, Problem] = {}
     real_parents: dict[str, str] = {}
-    # Rows passed from Python are written before the run is read, and never cleared.
+    # Allow rows passed from Python: artel writes them there itself and never clears them.
     rows_path = _real_path(rows_folder())
     for file in files:
         parent = os.path.dirname(file)  # noqa: PTH120

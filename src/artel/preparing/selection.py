@@ -78,7 +78,7 @@ class Selection:
         self._copies = np.ones(self._starts[-1], np.uint16)
         self._splits = np.concatenate([np.empty(0, np.uint8), *(shard.rows["split"] for shard in self._shards)])
         self._unusable_documents: list[list[Rejected]] = [[] for _ in self._shards]
-        """For each shard, the documents that yield no sample."""
+        """Documents that yield no sample, per shard."""
         kinds = read_duplicate_kinds(workspace)
         self._drop(kinds == DUPLICATE, "duplicate")
         self._drop(kinds == REPEATED, "repeated")

@@ -64,7 +64,7 @@ class Curves:
 
     @property
     def newest_validation(self) -> dict[str, float | None]:
-        """The newest metrics of validation and tasks. None for a metric that was NaN."""
+        """The newest validation and task metrics. None for a metric that was NaN."""
         return self.validation_line.get("validation", {}) | self.tasks_line.get("tasks", {})
 
     @property
@@ -166,7 +166,7 @@ def _to_curve(points: Points, null_count: int) -> Curve:
 
 
 def _interpolate_positions(points: Points, training: Points | None) -> Points:
-    """Fill in tokens and seconds of validation points, by interpolating between training steps."""
+    """Fill in the tokens and seconds at validation points, by interpolating between training steps."""
     if training is None:
         return points
     result = points.copy()

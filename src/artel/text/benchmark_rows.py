@@ -25,6 +25,7 @@ from artel.text.records import (
     Message,
     Pair,
     Preference,
+    Prompt,
     Question,
     Record,
     Rejected,
@@ -138,6 +139,9 @@ def query_and_labels(record: Record) -> tuple[str, list[str]]:
     if isinstance(fields, Preference):
         answers = [answer for answer in (fields.chosen, fields.rejected) if answer is not None]
         return _join_messages(fields.prompt), [_join_messages([answer]) for answer in answers]
+    if isinstance(fields, Prompt):
+        answer = fields.columns.get("answer")
+        return record.text, [answer] if isinstance(answer, str) else []
     if isinstance(fields, Match):
         return fields.query, [*fields.positives, *fields.negatives]
     return "", [record.text]

@@ -81,7 +81,7 @@ class Ledger:
     on_contaminated: Callable[[ContaminatedDocument], object] | None = None
     """Called with each document that is dropped for sharing n-grams with benchmarks."""
     contamination: dict[str, Any] = field(default_factory=dict)
-    """For each benchmark its rows, how many of them occur in documents, and in how many documents."""
+    """Per benchmark: its rows, the number that occur in documents, and the number of these documents."""
     unknown_tokens: dict[str, Any] = field(default_factory=dict)
     """Unknown tokens, by set; empty if there are none."""
     split_rule: dict[str, Any] = field(default_factory=dict)

@@ -39,6 +39,7 @@ from artel.text.records import (
     Message,
     Pair,
     Preference,
+    Prompt,
     Question,
     Record,
     Rejected,
@@ -293,6 +294,8 @@ def _text_to_compare(record: Record) -> str:
     """Return the text that duplicates share. Records with different answers or roles are not duplicates."""
     if isinstance(record.fields, Pair | Conversation | Preference | LabeledText | TaggedText | Match):
         return repr(record.fields)
+    if isinstance(record.fields, Prompt):  # columns often number the rows
+        return repr((record.fields.messages, record.fields.text, record.fields.tools))
     if isinstance(record.fields, Question):
         return f"{record.text}\n{record.fields.answer_class} {record.fields.answers}"
     return record.text
@@ -303,7 +306,7 @@ def _clean_record(record: Record, source: SourceConfig, rules: CleanConfig, chan
         return record
     if isinstance(record.fields, LabeledText | Match):
         return _clean_texts(record, record.fields, rules, changes)
-    if isinstance(record.fields, Conversation | Preference):
+    if isinstance(record.fields, Conversation | Preference | Prompt):
         return _clean_messages(record, record.fields, rules, changes)
     text = _clean_text(record.text, rules, changes)
     if isinstance(record.fields, Pair):
@@ -342,7 +345,7 @@ def _mask_arguments(value: Any, rules: CleanConfig, changes: Counter[str]) -> An
 
 
 def _clean_messages(
-    record: Record, fields: Conversation | Preference, rules: CleanConfig, changes: Counter[str]
+    record: Record, fields: Conversation | Preference | Prompt, rules: CleanConfig, changes: Counter[str]
 ) -> Record:
     """Return the record with its messages cleaned; with an empty text if a message becomes empty."""
 
@@ -357,6 +360,10 @@ def _clean_messages(
         changes.update(fields.changes)
         messages = tuple(map(clean_message, fields.messages))
         fields = Conversation(messages, fields.tools)
+    elif isinstance(fields, Prompt):
+        changes.update(fields.changes)
+        messages = tuple(map(clean_message, fields.messages))
+        fields = Prompt(messages, _clean_text(fields.text, rules, changes), fields.tools, fields.columns)
     else:
         prompt = tuple(map(clean_message, fields.prompt))
         chosen, rejected = (answer and clean_message(answer) for answer in (fields.chosen, fields.rejected))

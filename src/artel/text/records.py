@@ -1,4 +1,4 @@
-"""Records of sources (texts, pairs, questions, conversations, preferences, labels …), and documents."""
+"""Records of sources (texts, pairs, questions, conversations, preferences, prompts, labels …), and documents."""
 
 from __future__ import annotations
 
@@ -71,9 +71,9 @@ class Message:
     tool_calls: tuple[ToolCall, ...] = ()
     """The functions that the assistant calls after `content`. With calls, `content` may be empty."""
     name: str = ""
-    """For a result of a tool: the name of the function, if the data has it."""
+    """Name of the function in a tool result, if the data has it."""
     tool_call_id: str = ""
-    """For a result of a tool: the id of the call, if the data has one."""
+    """Id of the call in a tool result, if the data has one."""
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -111,6 +111,21 @@ class Preference:
     tools: Tools = ()
     margin: float = 0.0
     """Reward of the chosen answer minus reward of the rejected one, if the data has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt that the model answers, with the other columns of its row, for functions that score the answers."""
+
+    messages: tuple[Message, ...] = ()
+    """A conversation up to what the model answers; empty if the prompt is a plain text."""
+    text: str = ""
+    """A plain text to continue; empty if there are messages."""
+    tools: Tools = ()
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    """The other columns, as JSON values."""
+    changes: Mapping[str, int] = field(default_factory=dict, repr=False, compare=False)
+    """Changes made while reading, for the ledger: answers_cut (now in the column `answer`), tools_of_system."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +188,7 @@ class Record(NamedTuple):
     """The text. With `fields`: the text for finding duplicates and for training a tokenizer."""
     origin: str
     set_name: str
-    fields: Pair | Question | Conversation | Preference | LabeledText | TaggedText | Match | None = None
+    fields: Pair | Question | Conversation | Preference | Prompt | LabeledText | TaggedText | Match | None = None
     group: str = ""
     """The text whose hash chooses the split, if not `text`. Records of one group go into the same split."""
 

@@ -45,6 +45,7 @@ from artel.tokens.manifest import (
 )
 
 REFERENCES_FILE = "sources.jsonl"
+# Bytes of references that are searched for line ends at a time.
 # 2**27 tokens are 256 MiB of uint16. So 400 billion tokens are 3,000 files, and a single one is quick to copy again.
 SHARD_TOKENS = 2**27
 
@@ -77,6 +78,7 @@ class StoreSplit:
         self._sample_starts = list(accumulate((shard["samples"] for shard in self._shards), initial=0))
         self._sample_ends: dict[int, np.ndarray] = {}
         self._numbers: np.ndarray | None = None
+        self._references: tuple[np.ndarray, np.ndarray] | None = None
 
     def _map_files(self, suffix: str, dtype: np.dtype) -> list[np.ndarray]:
         # As plain arrays, since slicing a memmap runs Python code for each block.
@@ -109,6 +111,30 @@ class StoreSplit:
         if file.is_file():
             with file.open("rb") as stream:
                 yield from map(orjson.loads, stream)
+
+    def reference(self, index: int) -> dict[str, Any]:
+        """Return the reference of the document at `index`.
+
+        Raise IndexError if there is no such document, and ValueError if not every document has a reference.
+        """
+        if self._references is None:
+            self._references = self._map_references()
+        lines, ends = self._references
+        if not 0 <= index < len(ends):
+            raise IndexError(f"there is no document {index:,}: {self._folder} has {len(ends):,}")
+        start = int(ends[index - 1]) if index else 0
+        reference: dict[str, Any] = orjson.loads(lines[start : int(ends[index])].data)
+        return reference
+
+    def _map_references(self) -> tuple[np.ndarray, np.ndarray]:
+        """Map the references into memory: bytes of all lines, and the end of each, int64 (documents,)."""
+        file = self._folder / REFERENCES_FILE
+        lines = np.memmap(file, np.uint8, mode="r").view(np.ndarray) if file.is_file() else np.empty(0, np.uint8)
+        ends = find_line_ends(lines)
+        if len(ends) != self.documents:
+            what = f"{len(ends):,} of the {self.documents:,} documents in {self._folder} have a reference"
+            raise ValueError(f"{what}; to find one by its number, all must have one")
+        return lines, ends
 
     def read(self, start: int, num_tokens: int) -> np.ndarray:
         """Return ids (num_tokens,) from `start` of the stream on, in the stored dtype; a view if in a single shard."""
@@ -380,6 +406,13 @@ class StoreWriter:
         counts["tokens"] += shard.num_tokens
         counts["samples"] += shard.num_samples
         counts["flags"], counts["numbers"] = shard.flags, shard.columns
+
+
+def find_line_ends(lines: np.ndarray, chunk_bytes: int = 1 << 24) -> np.ndarray:
+    """Return the end offset of each line, exclusive, int64 (lines,). `lines`: uint8 (bytes,), read in chunks."""
+    starts = range(0, len(lines), chunk_bytes)
+    ends = [np.flatnonzero(lines[start : start + chunk_bytes] == ord("\n")) + start + 1 for start in starts]
+    return np.concatenate([np.empty(0, np.int64), *ends])
 
 
 def empty_split() -> dict[str, Any]:

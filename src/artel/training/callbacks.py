@@ -59,12 +59,14 @@ class Log:
         speed = token_rate(tokens, seconds)
         mfu = utilization(run.flops_per_token, speed, run.peak_flops, run.world.size)
         balance = totals.get("balance", 0.0) / totals["targets"]
+        objective_metrics = run.objective.training_metrics(totals)
         run.trackers.log_training(
             {
                 "step": run.step,
                 "epoch": round(run.length.epoch(run.step), 6),
                 "loss": run.progress.train_loss,
                 **({"balance": balance} if balance else {}),  # only for a mixture of experts
+                **objective_metrics,
                 "gradient_norm": float(run.norm),
                 "learning_rate": run.learning_rate,
                 "tokens": run.progress.tokens,

@@ -80,6 +80,9 @@ class Validation:
         totals, outputs = strategy.evaluate(self._iterate_batches(strategy, micro_batch, samples, progress), samples)
         return self._objective.metrics(totals, outputs, self.split), outputs
 
+    def close(self) -> None:
+        """Release what the validation holds beside the split."""
+
     def _iterate_batches(
         self, strategy: ParallelStrategy, micro_batch: int, samples: int, progress: Callable[[float], None]
     ) -> Iterator[tuple[Batch, np.ndarray]]:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 
@@ -23,6 +24,14 @@ from artel.training.metrics.trackers import Trackers
 from artel.training.micro_batch import MemoryLimit, MicroBatchPlan
 from artel.training.run_folder import RunFolder
 from artel.training.schedule import Length, describe_position, rate, rate_by_time
+
+
+class Rounds(Protocol):
+    """Rounds of a run that learns from its own answers (`training/rounds.py`)."""
+
+    def prepare(self, step: int) -> None:
+        """Write and score the answers that a step learns from, unless they are there. Collective."""
+        ...
 
 
 @dataclass(slots=True)
@@ -52,7 +61,7 @@ class Run:
     trackers: Trackers
     progress: Progress
     flops_per_token: float | None
-    """FLOPs of training on one token. None if the device's peak is unknown."""
+    """Training FLOPs per token. None if the device's peak is unknown."""
     peak_flops: float | None
     """Peak FLOP/s of one device in the run's precision."""
     window: torch.Tensor
@@ -84,6 +93,8 @@ class Run:
     """Time by `clock` when the newest step began."""
     first_step_is_done: bool = False
     """True after the first step of this start."""
+    rounds: Rounds | None = None
+    """Makes the answers that the run learns from; None if it learns from stored samples."""
     budget_is_over: bool = False
     """True on every rank in the last step of a run on a budget."""
 

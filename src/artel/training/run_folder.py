@@ -99,6 +99,11 @@ class RunFolder:
         return "no checkpoint is written yet: the same command starts again, with the text prepared so far"
 
     @property
+    def rollouts(self) -> Path:
+        """A file per round of a run that learns from rewards: its answers and their rewards."""
+        return self.path / "rollouts"
+
+    @property
     def reference_outputs(self) -> Path:
         """Outputs of the untrained model for each sample."""
         return self.path / "before-training.safetensors"
@@ -148,7 +153,7 @@ class RunFolder:
         return self.path / ".lock-processes"
 
     def check_claim(self) -> None:
-        """Raise InputError if artel would overwrite files of the user. Writes nothing."""
+        """Raise InputError if artel would overwrite user files. Writes nothing."""
         check_claim(self.path)
 
     def claim(self, original: Path | None = None) -> str:
@@ -156,7 +161,7 @@ class RunFolder:
         return claim_folder(self.path, original)
 
     def check_model_ownership(self) -> None:
-        """Raise InputError if `model`, about to be removed or replaced, has files of the user."""
+        """Raise InputError if `model`, about to be removed or replaced, has user files."""
         check_model_ownership(self.path)
 
     def foreign_model_files(self) -> list[Path]:
@@ -265,7 +270,7 @@ class RunFolder:
 
         `plan` stays, without measurements, since it belongs to the new run. If `checkpoints` is a link to another
         disk, the checkpoints there are removed; other links are removed themselves. Raise InputError if `model` has
-        files of the user.
+        user files.
         """
         self.check_model_ownership()
         with disk_errors(self.path):
@@ -278,7 +283,7 @@ class RunFolder:
             remove_leftovers(self.checkpoints)
             if not self.checkpoints.is_symlink() and self.checkpoints.is_dir() and not any(self.checkpoints.iterdir()):
                 self.checkpoints.rmdir()
-            folders = (self.model, self.profile, self.micro_batches, self.hangs, self.ranks)
+            folders = (self.model, self.rollouts, self.profile, self.micro_batches, self.hangs, self.ranks)
             tracker_files = (self.path / "tensorboard", self.path / "wandb", self.tracker_runs)
             files = (
                 self.config,

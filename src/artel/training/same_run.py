@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 from artel.config import RunConfig, dump_run, load_run, result_differences
 from artel.errors import InputError
+from artel.messages import logger
 from artel.preparing import PreparedText
 from artel.storage import remove_leftovers, write_file
 from artel.training.lengthening import change_length
@@ -35,12 +37,20 @@ def check_same_run(config: RunConfig, prepared: PreparedText) -> None:
                 folder.result.unlink(missing_ok=True)
         else:
             check_same(file, config, "choose another folder (run=…)")
+    elif folder.rollouts.is_dir() and not _began_with(folder, config):
+        logger.info("%s is removed: the run has no checkpoint, and other settings than before", folder.rollouts)
+        shutil.rmtree(folder.rollouts)
     remove_leftovers(folder.path)
     write_file(folder.config, dump_run(config))
 
 
+def _began_with(folder: RunFolder, config: RunConfig) -> bool:
+    """True if the settings of the last start would have given the same run."""
+    return folder.config.is_file() and not result_differences(load_run(str(folder.config)), config)
+
+
 def _find_training_file(folder: RunFolder, config: RunConfig) -> Path:
-    """Return the file with the settings of training: config.yaml, or the newest checkpoint's if config.yaml was edited.
+    """Return the file with the training settings: config.yaml, or the newest checkpoint's if config.yaml was edited.
 
     config.yaml may name other paths, since the store's digest identifies texts, and models are moved.
     """

@@ -40,6 +40,7 @@ from artel.training.model_setup import set_up_model
 from artel.training.packing import AUTO, UNPACKED, choose_packing, may_unpack, with_packing
 from artel.training.prefetch import local_batches
 from artel.training.rank_file import mark_start
+from artel.training.rounds import RewardValidation, Rounds, make_validation
 from artel.training.run import Run
 from artel.training.run_folder import RunFolder
 from artel.training.schedule import Length, describe_position, run_length, warmup_steps
@@ -85,7 +86,10 @@ def _open_run(
     folder = RunFolder(Path(config.run))
     store, tokenizer = prepared.open(), prepared.tokenizer()
     objective = build_objective(config, tokenizer)
-    samples, validation = objective.dataset(store.train), Validation(objective, store.validation)
+    if config.checkpoint.best == "loss":
+        checkpoint = config.checkpoint.model_copy(update={"best": objective.main_metric})
+        config = config.model_copy(update={"checkpoint": checkpoint})
+    samples, validation = objective.dataset(store.train), make_validation(objective, store.validation, config, world)
     _check_blocks(samples, store.train, validation, config)
     objective.fit_statistics(store.train)
     length = run_length(config, samples, store.train)
@@ -170,6 +174,8 @@ def _open_run(
         clock=clock,
         started=started,
     )
+    if isinstance(validation, RewardValidation):
+        run.rounds = Rounds(run, store.train, validation.pool)
     if world.first:
         _record_start(run, model.chosen)
     if model.compiled and not run.finished:

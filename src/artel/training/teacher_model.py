@@ -53,7 +53,7 @@ class TeacherModel:
 
 
 def load_teacher(name: str, config: RunConfig, objective: Objective, world: World) -> TeacherModel:
-    """Load the model of a folder or hub id as the teacher of a run. Raise InputError.
+    """Load the model of a folder or hub id as a run's teacher. Raise InputError if it does not fit the objective.
 
     If each process holds the full student, each also holds the full teacher. Otherwise fully_shard shards the teacher
     over all processes, in whatever way the student is split.

@@ -31,7 +31,7 @@ _LOSS_NOTE = "the loss is the mean cross-entropy of the target tokens"
 _QUANTIZATION_ADVICE = (
     "not supported: artel quantizes only base weights under an adapter; write model.quantize: nf4 or int8"
 )
-_NO_RL_NOTE = "not supported: artel has no reinforcement learning"
+_NO_RL_NOTE = "not converted: for reinforcement learning write objective: policy, with keys of its own"
 _MEMORY_ADVICE = "not needed: train.micro_batch: auto and train.activation_checkpointing: auto fit a run into memory"
 _TEMPLATE_ADVICE = "ignored: the chat template formats conversations; to change it write chat.template"
 _TASKS_ADVICE = "write validate.tasks: [mmlu], with tasks of lm-evaluation-harness"
@@ -294,7 +294,10 @@ def _convert_objective(conversion: Conversion) -> tuple[str, str]:
         conversion.convert("kto_undesirable_weight", "preference.undesirable", read.non_negative_number)
         conversion.convert("dpo_label_smoothing", "preference.smoothing", read.non_negative_number)
         return "datasets", "preference"
-    if rl:
+    if rl == "grpo":
+        fix = "write objective: policy, with policy.rewards, in a run file of your own"
+        conversion.add_problem("rl", "grpo is not converted", fix)
+    elif rl:
         conversion.add_problem("rl", f"{rl!r} is not supported by artel", "write dpo, ipo, kto, orpo or simpo")
     for key, model_description in _OTHER_OBJECTIVES.items():
         if conversion.raw_value(key) is True or conversion.keys_in(key):

@@ -35,7 +35,7 @@ class DataSet:
     path: str
     is_on_hub: bool = False
     note: str = ""
-    """What the user should check; empty for local files."""
+    """A note on data that the user should check; empty for local files."""
 
 
 def local_or_hub(name: str, subset: str = "", split: str = "train") -> DataSet:

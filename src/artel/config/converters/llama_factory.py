@@ -133,7 +133,7 @@ TABLE = KeyTable(
         "master_addr master_port": "not needed: artel launch starts processes",
         "ray_*": "processes start with artel launch; for preparing texts with Ray write prepare.engine: ray",
         "plot": "not needed: artel report draws it",
-        "ppo_* reward_*": "not supported: artel has no reinforcement learning",
+        "ppo_* reward_*": "not converted: for reinforcement learning write objective: policy, with keys of its own",
         "export_*": "artel export RUN DIR writes a trained model",
         "eval_num_beams predict_with_generate infer_* vllm_* sglang_* do_sample temperature top_p top_k num_beams "
         "max_length max_new_tokens repetition_penalty length_penalty": _INFERENCE_ADVICE,
@@ -207,7 +207,7 @@ def _convert_objective(conversion: Conversion) -> str:
         fix = "write objective: reward yourself"
         conversion.add_problem("stage", f"rm trains a reward model, which is not converted: {fix}")
     elif stage == "ppo":
-        fix = f"write pt, sft, dpo or kto (objectives: {', '.join(OBJECTIVES.names)})"
+        fix = "write pt, sft, dpo or kto; to learn from rewards, write objective: policy in a run file of your own"
         conversion.add_problem("stage", "ppo is not supported by artel", fix)
     objective = _STAGES.get(stage, "chat")
     conversion.put("objective", objective, "stage")

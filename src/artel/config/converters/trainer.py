@@ -280,7 +280,7 @@ def _convert_min_lr(conversion: Conversion, schedule: str | None) -> None:
 
 
 def _convert_intervals(conversion: Conversion) -> None:
-    """Convert the intervals of validation, checkpoints and logs."""
+    """Convert the validation, checkpoint and log intervals."""
     log_steps = conversion.get("logging_steps", read.non_negative_number)
     if log_steps is not None and log_steps >= 1:
         conversion.put("log.every", round(log_steps), "logging_steps")

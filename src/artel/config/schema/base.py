@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from artel.config.schema.quantities import read_number
 
@@ -13,6 +13,15 @@ class Section(BaseModel):
     """Base class of sections. It rejects unknown keys, converts nothing silently and is immutable."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, populate_by_name=True)
+
+
+class ShortSection(Section):
+    """Settings of a registry's entry that may be written as a string, the value of their first key."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_string(cls, value: object) -> object:
+        return {next(iter(cls.model_fields)): value} if isinstance(value, str) else value
 
 
 def runtime_only(default: Any, description: str, **constraints: Any) -> Any:

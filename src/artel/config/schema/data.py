@@ -37,10 +37,10 @@ class SourceConfig(NamingSection):
         ".txt .csv; .gz may follow .warc). csv: tables with a header; warc: crawled pages; pairs: csv, jsonl or "
         "parquet with an input and an output; nq: Natural Questions; squad: SQuAD json; chat: conversations in json or "
         "jsonl; preference: prompts with a chosen and a rejected answer; matches: queries with positive and negative "
-        "texts, pairs with a score, or groups of lines with the same meaning; labels: texts with labels in csv, jsonl "
-        "or parquet, or files in folders named by their labels; conll: words and tags in columns; entities: json or "
-        "jsonl with character spans or tagged words (doccano, Label Studio, spaCy, Hugging Face), and files with "
-        "conll's suffixes; dummy: generated.",
+        "texts, pairs with a score, or groups of lines with the same meaning; prompts: prompts to answer, with columns "
+        "for rewards; labels: texts with labels in csv, jsonl or parquet, or files in folders named by their labels; "
+        "conll: words and tags in columns; entities: json or jsonl with character spans or tagged words (doccano, "
+        "Label Studio, spaCy, Hugging Face), and files with conll's suffixes; dummy: generated.",
     )
     name: str = Field(default="", description="Name of this source in the ledger (default: the path).")
     license: str = runtime_only(
@@ -101,24 +101,27 @@ class SourceConfig(NamingSection):
     outputs: Name = Field(default="", description="pairs: file with the outputs, line by line, if it is separate.")
     converter: str = Field(
         default="auto",
-        description="chat, preference: schema of the rows: auto (by its fields), messages, alpaca, sharegpt, dialog, "
-        "character, oasst, xlam, completion; or module:function, your function from a row to messages.",
+        description="chat, preference, prompts: schema of the rows: auto (by its fields), messages, alpaca, sharegpt, "
+        "dialog, character, oasst, xlam, completion; or module:function, your function from a row to messages.",
     )
     tools: list[dict[str, Any]] = Field(
         default=[],
-        description="chat, preference: functions that the assistant may call, for rows without their own `tools`: "
-        "[{name: get_weather, description: …, parameters: {type: object, properties: {city: {type: string}}}}].",
+        description="chat, preference, prompts: functions that the assistant may call, for rows without their own "
+        "`tools`: [{name: get_weather, description: …, parameters: {type: object, properties: {city: {type: "
+        "string}}}}].",
     )
     mapping: dict[str, str] = Field(
         default={},
-        description="chat, preference, matches: field names in the file, e.g. {instruction: question, output: answer}.",
+        description="chat, preference, prompts, matches: field names in the file, e.g. {instruction: question, output: "
+        "answer}.",
     )
     rows: str = Field(
         default="",
         description="Records to use, as a quoted slice, e.g. '[:1000]', '[10%:]' or '[-500:]' (default: all).",
     )
     fill: dict[str, str] = Field(
-        default={}, description="chat, preference: values for {{name}} in the texts, e.g. {name: Artel, author: you}."
+        default={},
+        description="chat, preference, prompts: values for {{name}} in the texts, e.g. {name: Artel, author: you}.",
     )
     words: Annotated[str, ColumnOrField] = Field(
         default="",
@@ -147,7 +150,7 @@ class SourceConfig(NamingSection):
 
     @property
     def yields(self) -> str:
-        """Kind of this source's records: text, pairs, questions, conversations, preferences."""
+        """Kind of this source's records: text, pairs, questions, conversations, preferences, prompts …"""
         kinds = FORMATS[self.format].yields
         kind = self.kind if self.kind in kinds else kinds[0]
         return "pairs" if kind == "text" and self.pairs != "none" else kind

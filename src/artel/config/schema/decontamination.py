@@ -33,7 +33,7 @@ class BenchmarkConfig(Section):
         default=[],
         description="jsonl, parquet, csv: fields of the answer; each text in a list is an answer. Without query and "
         "label, rows are read as in data.sources: the field text, or the fields of a pair, a question, a "
-        "conversation or a preference.",
+        "conversation, a preference or a prompt.",
     )
 
     @model_validator(mode="after")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Self, TypeVar
@@ -18,8 +19,18 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from artel.config.schema.base import Section
-from artel.registry import CALLBACKS, FORMATS, OBJECTIVES, OPTIMIZERS, SCHEDULES, STRATEGIES, TRACKERS, Registry
+from artel.config.schema.base import Section, ShortSection
+from artel.registry import (
+    CALLBACKS,
+    FORMATS,
+    OBJECTIVES,
+    OPTIMIZERS,
+    REWARDS,
+    SCHEDULES,
+    STRATEGIES,
+    TRACKERS,
+    Registry,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +63,7 @@ CallbackName = Annotated[str, _RegistryName(CALLBACKS)]
 FormatName = Annotated[str, _RegistryName(FORMATS, has_summaries=True)]
 ObjectiveName = Annotated[str, _RegistryName(OBJECTIVES)]
 OptimizerName = Annotated[str, _RegistryName(OPTIMIZERS, has_summaries=True)]
+RewardName = Annotated[str, _RegistryName(REWARDS)]
 ScheduleName = Annotated[str, _RegistryName(SCHEDULES)]
 StrategyName = Annotated[str, _RegistryName(STRATEGIES)]
 TrackerName = Annotated[str, _RegistryName(TRACKERS)]
@@ -110,7 +122,10 @@ class NamingSection(Section):
         if kinds or extra:
             fields: dict[str, Any] = {name: (kind, ...) for name, kind in kinds.items()}
             values = {name: extra.get(name, {}) for name in [*kinds, *extra]}
-            self.__pydantic_extra__ = dict(create_model("Settings", __base__=Section, **fields).model_validate(values))
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # an entry may be called json, as a method of BaseModel is
+                settings = create_model("Settings", __base__=Section, **fields)
+            self.__pydantic_extra__ = dict(settings.model_validate(values))
         return self
 
     def _read_names(self, key: str) -> list[str]:
@@ -125,6 +140,8 @@ class NamingSection(Section):
         section["additionalProperties"] = False
         for name, field in cls.entry_sections().items():
             inner = handler(field.annotation.__pydantic_core_schema__)  # type: ignore[union-attr]
+            if issubclass(field.annotation, ShortSection):  # type: ignore[arg-type]
+                inner["type"] = ["object", "string"]
             section["properties"][name] = {**inner, "description": field.description}
         return json_schema
 

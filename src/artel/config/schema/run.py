@@ -319,7 +319,8 @@ class RunConfig(NamingSection):
         description="Training objective: next token (causal); masked tokens (masked); answers within documents "
         "(span_qa); assistant turns (chat); preferences between answers (preference); labels or a number "
         "(classification); scores of answers (reward) or of a query and a document (rerank); embeddings (embedding); "
-        "entities or tags of words (tokens); text to text (seq2seq); outputs of a teacher (distill).",
+        "entities or tags of words (tokens); text to text (seq2seq); outputs of a teacher (distill); rewards of the "
+        "model's own answers (policy).",
     )
     masked: MaskedConfig = Field(default=MaskedConfig(), description="objective: masked. Which tokens to mask.")
     span_qa: SpanQAConfig = Field(
@@ -327,7 +328,7 @@ class RunConfig(NamingSection):
     )
     chat: ChatConfig = Field(
         default=ChatConfig(),
-        description="objectives chat, preference and reward. Template and training of conversations.",
+        description="objectives chat, preference, reward and policy. Template and training of conversations.",
     )
     preference: PreferenceConfig = Field(default=PreferenceConfig(), description="objective: preference. Loss.")
     classification: ClassificationConfig = Field(

@@ -66,7 +66,8 @@ def _open_encoder(folder: Path) -> PreTrainedModel:
     config, _ = read_config(str(folder))
     architecture = (config.architectures or [""])[0]
     model_class: Any = getattr(transformers, architecture, None)
-    if not (isinstance(model_class, type) and issubclass(model_class, PreTrainedModel)):
+    is_model = isinstance(model_class, type) and issubclass(model_class, PreTrainedModel)
+    if not is_model:
         message = f"transformers has no class {architecture or 'for it'}"
         raise InputError.at("--to onnx", message, "use a model that transformers saved")
     if model_class.can_generate():

@@ -337,7 +337,7 @@ def _add_errors(app: FastAPI) -> None:
         return ApiError(500, "internal error; the server's log has the reason").response()
 
 
-# Bodies of requests
+# Request bodies
 
 
 _body_thread = ThreadPoolExecutor(1, "artel-bodies")

@@ -21,7 +21,7 @@ class Metrics:
             "artel_requests", "Requests by path and status.", ["path", "status"], registry=self._registry
         )
         self._tokens = Counter("artel_tokens", "Tokens of prompts and of answers.", ["kind"], registry=self._registry)
-        self._answers = Gauge("artel_answers", "Answers that are being generated or wait.", registry=self._registry)
+        self._answers = Gauge("artel_answers", "Answers running or queued.", registry=self._registry)
         self._first_token_seconds = Histogram(
             "artel_first_token_seconds", "Time to the first token.", buckets=_BUCKETS, registry=self._registry
         )

@@ -105,7 +105,7 @@ def _parse_tool_choice(body: ChatRequest) -> tuple[bool, set[str] | None]:
     return choice == "required", None
 
 
-# Readers of calls
+# Tool call readers
 
 
 class CallDeltas(ABC):

@@ -30,7 +30,7 @@ from artel.tokens import Tokenizer
 
 
 def must_load_full(config: ModelConfig) -> str | None:
-    """Return the reason why a model must be loaded in full before it is sharded, or None. May raise InputError."""
+    """Return the reason to load a model in full before sharding it, or None. Raise InputError if it cannot be read."""
     if config.quantize != "none":
         return "model.quantize: weights are quantized while they are loaded in full"
     if config.lora is not None and config.lora.dora:
@@ -72,8 +72,8 @@ def build_model(request: ModelRequest, tokenizer: Tokenizer, *, on_meta: bool = 
     """Build the model of a run: from scratch or pretrained, with adapters and frozen parameters.
 
     Heads that a pretrained model lacks are initialized. With `on_meta` the model stays on the meta device, to be
-    sharded before it has weights; `materialize(model, built.weights)` then loads the shards of each process. May raise
-    InputError.
+    sharded before it has weights; `materialize(model, built.weights)` then loads the shards of each process. Raise
+    InputError if the run file does not fit the model.
     """
     config = request.config
     if config.auto:
@@ -112,7 +112,7 @@ def load_model(request: ModelRequest, tokenizer: Tokenizer, *, merge: bool = Fal
     """Load the model of the folder or hub id `request.config.from_` for inference. All weights must be in its files.
 
     For an adapter's folder, load its base model with the adapter, or with `merge` with the adapter's updates added to
-    its weights. May raise InputError.
+    its weights. Raise InputError if weights are missing or do not fit.
     """
     adapter = read_adapter(str(request.config.from_))
     if adapter is None:
@@ -183,7 +183,7 @@ def _initialize(built: BuiltModel) -> None:
 
 
 def _choose_trainable(built: BuiltModel, request: ModelRequest) -> None:
-    """Add adapters and freeze parameters according to the run file. May raise InputError."""
+    """Add adapters and freeze parameters by the run file. Raise InputError if it names layers that do not exist."""
     config = request.config
     freeze_unused(built.model)
     if config.lora is not None:

@@ -85,7 +85,7 @@ def text_class(config: PreTrainedConfig) -> type[PreTrainedModel] | None:
 
 
 def find_language_part(config: PreTrainedConfig, source: str) -> tuple[PreTrainedModel, MultimodalModel]:
-    """Return the language part and the whole model, both on the meta device and untied. May raise InputError.
+    """Return the language part and the whole model, on the meta device, untied. Raise InputError if it cannot train.
 
     The part's configuration has the whole model's `tie_word_embeddings`.
     """

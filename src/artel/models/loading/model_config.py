@@ -2,7 +2,7 @@
 
 From scratch (`model.config`): keys are checked, and vocabulary size and special ids come from the tokenizer.
 Pretrained: `model.rope` extends the context, `model.attention` sets a window. Both change the configuration before the
-model is built. The weights do not change, and transformers opens the saved folder with the configuration of training.
+model is built. The weights do not change, and transformers opens the saved folder with the training configuration.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _find_keys_in_code(config_class: type[PreTrainedConfig]) -> set[str]:
 
 
 def build_config(values: dict[str, Any], tokenizer: Tokenizer, auto_class: str) -> PreTrainedConfig:
-    """Create the configuration of `model.config` for a tokenizer (vocabulary, special ids). May raise InputError."""
+    """Create the configuration of `model.config` for a tokenizer. Raise InputError if a key or value is invalid."""
     settings = {key: value for key, value in values.items() if key != "model_type"}
     model_type = values["model_type"]
     valid_keys, problems = known_keys(values)

@@ -24,7 +24,7 @@ from artel.tokens.tokenizer.loading import check_code_owner, trust_fix
 
 
 def read_config(name: str, *, runs_code: bool = False) -> tuple[PreTrainedConfig, list[str]]:
-    """Return the configuration of a folder or hub id, and notes for the user. May raise InputError.
+    """Return the configuration of a folder or hub id, and notes for the user. Raise InputError if it cannot be loaded.
 
     A config.json from before 2020 has no model type, so it is inferred from the names of the tensors
     (`roberta.encoder…`). The model's own code runs only with `runs_code`. It is not needed if transformers has the

@@ -62,7 +62,7 @@ def load_pretrained(
     """Load the full model with its weights.
 
     `adapter_modules`: modules whose weights are in an adapter, with their number of rows (0: unknown). For training,
-    new heads may lack weights, and embeddings grow to the tokenizer's size. May raise InputError.
+    new heads may lack weights, and embeddings grow to the tokenizer's size. Raise InputError if the files do not fit.
     """
     name, runs_code, quantize = str(request.config.from_), request.config.runs_code, request.config.quantize
     config, notes = load_pretrained_config(request)
@@ -108,7 +108,7 @@ def plan_pretrained(
 ) -> BuiltModel:
     """Like `load_pretrained` for training, but on the meta device: `materialize` reads `weights` into the shards.
 
-    Checks, notes and errors are the same, and need only the headers of the files. May raise InputError.
+    Checks, notes and errors are the same, and need only the headers of the files.
     """
     name, runs_code = str(request.config.from_), request.config.runs_code
     config, notes = load_pretrained_config(request)

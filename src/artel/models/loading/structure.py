@@ -48,7 +48,7 @@ def model_config_values(config: ModelConfig, auto_class: str) -> dict[str, Any]:
 def build_from_scratch(request: ModelRequest, tokenizer: Tokenizer) -> PreTrainedModel:
     """Build the model of `model.config` on the meta device, with the tokenizer's vocabulary.
 
-    The number of positions defaults to `request.block`. May raise InputError.
+    The number of positions defaults to `request.block`. Raise InputError if a key is invalid.
     """
     values = model_config_values(request.config, request.auto_class)
     config = set_head_config(build_config(values, tokenizer, request.auto_class), request.head_config)
@@ -70,7 +70,7 @@ def build_from_scratch(request: ModelRequest, tokenizer: Tokenizer) -> PreTraine
 
 
 def build_pretrained_structure(request: ModelRequest) -> PreTrainedModel:
-    """Build the pretrained model on the meta device, without reading weights. May raise InputError."""
+    """Build the pretrained model on the meta device, without reading weights. Raise InputError if that fails."""
     name, runs_code = str(request.config.from_), request.config.runs_code
     config, _ = load_pretrained_config(request)
     try:
@@ -123,7 +123,7 @@ def build_without_weights(
 
 
 def load_pretrained_config(request: ModelRequest) -> tuple[PreTrainedConfig, list[str]]:
-    """Return (a pretrained model's configuration, adapted to its head, notes for the user). May raise InputError."""
+    """Return (configuration adapted to its head, notes for users). Raise InputError for an unusable folder or head."""
     name, runs_code = str(request.config.from_), request.config.runs_code
     folder = Path(name)
     if folder.is_dir():

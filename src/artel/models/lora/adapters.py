@@ -202,6 +202,22 @@ def use_adapter(model: PreTrainedModel, name: str | None) -> None:
             module.set_adapter(name)
 
 
+@contextmanager
+def adapter_off(model: PreTrainedModel) -> Iterator[None]:
+    """Use the model without its adapter inside the block."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+    from peft.utils import ModulesToSaveWrapper
+
+    layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer | ModulesToSaveWrapper)]
+    for layer in layers:
+        layer.enable_adapters(False)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.enable_adapters(True)
+
+
 def draw_first_weights(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     """Draw the first weights of adapters on the meta device: by name, float32, on the CPU.
 

@@ -118,7 +118,7 @@ class Kind(ABC):
         options = self.classification
         details = [Phrase("focal, gamma {gamma:g}", gamma=options.focal_gamma)] if options.loss == "focal" else []
         details += [Phrase("smoothing {share:g}", share=options.smoothing)] if options.smoothing else []
-        details += [Phrase("weighed by label")] if options.class_weights == "balanced" else []
+        details += [Phrase("weighted by class")] if options.class_weights == "balanced" else []
         return Phrase("{loss} ({options})", loss=loss, options=details) if details else loss
 
     def _label_index(self, label: str) -> int:

@@ -57,6 +57,8 @@ def call_turns(
     turns: list[CallTurn] = []
     num_skipped = 0
     for reference in references:
+        if "conversation" not in reference:  # a prompt without an answer (objective: policy)
+            continue
         stored = json.loads(reference["conversation"])
         tools = tuple(stored["tools"])
         messages = [

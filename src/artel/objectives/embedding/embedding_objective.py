@@ -281,7 +281,7 @@ class Embedding(Objective, Decoding):
     def run_task(self, model: PreTrainedModel, task: str, inputs: list[Any]) -> list[dict[str, Any]]:
         """Return {"embedding", "tokens", "truncated"} for each text or {"text", "input_type", "dimensions"}.
 
-        A text may be ids, with special tokens. Raise InputError.
+        A text may be ids, with special tokens. Raise InputError for an empty text, or invalid input_type or dimensions.
         """
         requests: list[dict[str, Any]] = [item if isinstance(item, dict) else {"text": item} for item in inputs]
         result = []

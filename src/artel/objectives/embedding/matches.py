@@ -27,7 +27,7 @@ DOCUMENT, ROLE, HASH, SCORE = range(4)
 """The columns of a sample's numbers: its match in the split; the role of a validation text (0 in training); the
 `text_hash` of that text, or of the match's query; the score in millionths.
 
-A query is hashed with the documents' prompt, so that its own text is found among the documents.
+A query is hashed with the documents' prompt, so that a query that is also a document gets the same hash.
 """
 SCORE_SCALE = 1_000_000
 

@@ -34,7 +34,7 @@ _KEYS = (
     "train.micro_batch",
 )  # fmt: skip
 _LORA_RANK = 16
-_MAX_TIME_RATIO = 0.95  # of the time of a step: a different training must be this much faster
+_MAX_TIME_RATIO = 0.95  # of the step time: a different training must be this much faster
 _ACCELERATOR_COUNTS = (1, 2, 4, 8)
 _MAX_ACCELERATORS = 1024
 

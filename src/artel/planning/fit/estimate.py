@@ -49,7 +49,7 @@ class ModelSize:
     hidden_size: int
     layers: int
     gathered_parameters: int
-    """Number of parameters outside of layers plus those of the largest layer. fully_shard gathers these at a time."""
+    """Parameters outside of layers plus the largest layer's. fully_shard holds at most these unsharded at once."""
 
     @classmethod
     def measure(cls, config: RunConfig, model: PreTrainedModel, active_parameters: int) -> ModelSize:
@@ -96,7 +96,7 @@ def estimate_buffers(layout: Layout, size: ModelSize, precision: str) -> float:
 
 
 def estimate_activations(layout: Layout, size: ModelSize, mode: Recompute, row_tokens: int) -> float:
-    """Estimate the bytes of activations per row of a micro-batch."""
+    """Estimate the activation bytes per row of a micro-batch."""
     splits = layout.splits
     shards = splits.tensor * splits.context * splits.pipeline
     model_bytes = row_tokens * size.hidden_size * size.layers * _ACTIVATION_BYTES[mode]
@@ -182,7 +182,7 @@ class ActivationModel:
         self._points.setdefault(self._point_key(layout, plan.recompute), {})[plan.micro_batch] = activation_bytes
 
     def lower_bound(self, layout: Layout, mode: Recompute, num_rows: int) -> float:
-        """Return the minimum bytes of activations."""
+        """Return the minimum activation bytes."""
         points = self._find_points(layout, mode)
         if len(points) == 1:  # more rows need at least as much, fewer rows at least in proportion
             known_rows, known_bytes = points[0]
@@ -190,7 +190,7 @@ class ActivationModel:
         return self.estimate(layout, mode, num_rows) or 0.0
 
     def estimate(self, layout: Layout, mode: Recompute, num_rows: int) -> float | None:
-        """Estimate the bytes of activations: linear through two points, or proportional to one. None without any."""
+        """Estimate the activation bytes: linear through two points, or proportional to one. None without any."""
         points = self._find_points(layout, mode)
         if not points:
             return None

@@ -65,7 +65,7 @@ class PlannedLayout:
 
     @property
     def seconds(self) -> float | None:
-        """Planned seconds of a step."""
+        """Planned seconds per step."""
         return self.plan.step.seconds.mid if self.plan.step else None
 
 
@@ -178,7 +178,7 @@ class Search:
         return needed_bytes <= hardware.memory_bytes and host_bytes <= (hardware.host_memory_bytes or host_bytes)
 
     def seconds(self, layout: Layout, mode: Recompute, num_rows: int) -> float:
-        """Estimate the seconds of a step."""
+        """Estimate the seconds per step."""
         return step_seconds(
             layout, self.size, mode, num_rows, self._text[0].row_tokens, self._hardware, self._precision
         )

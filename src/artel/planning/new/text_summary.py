@@ -10,7 +10,7 @@ from pathlib import Path
 from artel.config import DataConfig, SourceConfig
 from artel.errors import InputError
 from artel.printable import format_bytes
-from artel.registry import FORMATS
+from artel.registry import FORMATS, OBJECTIVES
 from artel.text import Ledger, Rejected, check_sources, list_all_inputs, read_documents
 from artel.text.formats.format import choose_format
 from artel.text.sources.find import is_table_name
@@ -74,8 +74,8 @@ def summarize_text(paths: list[str]) -> TextSummary:
             "--text", _column_problem(paths) or table_problem.what, table_problem.fix if is_damaged else _COLUMNS_FIX
         )
     if not formats:
-        what = f"no format of artel reads {', '.join(paths)}"
-        raise InputError.at("--text", what, f"docs/text.md describes them: {', '.join(FORMATS.names)}")
+        what = f"artel new has no task that learns from {', '.join(paths)}"
+        raise InputError.at("--text", what, f"docs/text.md describes the formats: {', '.join(FORMATS.names)}")
     return TextSummary(tuple(paths), len(inputs), sum(entry.size for entry in inputs), formats)
 
 
@@ -104,12 +104,16 @@ def _find_formats(paths: list[str], inputs: list[Input], *, is_table: bool) -> I
     Any file, even conversations, can be read as plain text or as a page without tags. So these two formats count only
     if no other one does. Plain text in several folders may also be labeled by folder. Lines separated by blank ones may
     be groups of matching texts or a novel. Such files count as both, unless more than a tenth of the groups are single
-    lines, like chapter headings. A table is never plain text.
+    lines, like chapter headings. A table is never plain text. Formats from which no task of `artel new` learns do not
+    count.
     """
     auto_source = _build_data_config(paths, FORMATS.names[0]).sources[0]
     is_plain = not is_table and all(choose_format(auto_source, entry.address).is_plain_text for entry in inputs)
     in_folders = is_plain and len({Path(entry.address).parent for entry in inputs}) > 1
-    names = [name for name in FORMATS.names if FORMATS[name].has_files and _can_read(paths, name, is_plain)]
+    objectives = [OBJECTIVES[name] for name in OBJECTIVES.names]
+    learned = {kind for each in objectives if each.presentation.is_offered for kind in each.learns_from}
+    candidates = [name for name in FORMATS.names if FORMATS[name].has_files and learned & {*FORMATS[name].yields}]
+    names = [name for name in candidates if _can_read(paths, name, is_plain)]
     by_folder = [name for name in names if is_plain and FORMATS[name].is_by_folder]
     reads_all = [name for name in names if FORMATS[name].is_plain_text or FORMATS[name].is_pages]
     specific = [name for name in names if name not in (*by_folder, *reads_all)]

@@ -132,7 +132,7 @@ def _read_samples(config: RunConfig, objective: Objective) -> list[Sample]:
 
 @dataclass(frozen=True, slots=True)
 class AverageStep:
-    """The average work of a step."""
+    """Average work per step."""
 
     batch: Batch
     """A micro-batch with about as many positions as the slowest rank has on average."""
@@ -166,7 +166,7 @@ def find_average_step(config: RunConfig, data: PlannedData, num_rows: int, dp_de
 def _rows_of_steps(
     config: RunConfig, data: PlannedData, num_rows: int, steps: int, ranks: Sequence[int], dp_degree: int
 ) -> Iterator[list[list[Rows]]]:
-    """Yield, for each of the first steps, the micro-batches of these data-parallel ranks in the order of training.
+    """Yield, for each of the first steps, the micro-batches of these data-parallel ranks in training order.
 
     Without a token store, samples read from the sources are drawn at random.
     """
@@ -184,6 +184,8 @@ def _rows_of_steps(
         else:
             indices, epochs = order.at(positions), positions // len(samples)
         yield [
-            micro_batches(samples, indices, epochs, rank=rank, world_size=dp_degree, batch_size=batch, max_rows=num_rows)
+            micro_batches(
+                samples, indices, epochs, rank=rank, world_size=dp_degree, batch_size=batch, max_rows=num_rows
+            )
             for rank in ranks
         ]

@@ -235,7 +235,7 @@ _FLOAT32_OPERATORS = (
     _aten.layer_norm.default,
     _aten.group_norm.default,
 )
-"""The operators that models of transformers use."""
+"""The operators that transformers models use."""
 _FLOAT32_SUMS = (_aten.softmax.int, _aten.log_softmax.int, _aten.sum.default, _aten.sum.dim_IntList)
 """These return float32, unless a dtype is passed."""
 _HALF_DTYPES = (torch.bfloat16, torch.float16)

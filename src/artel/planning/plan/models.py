@@ -36,7 +36,7 @@ class ModelOutline:
 
     @classmethod
     def from_config(cls, config: RunConfig, objective: Objective, tokenizer: Tokenizer) -> ModelOutline:
-        """Build the outline; a new model has as many embeddings as `tokenizer` has ids. Raise InputError."""
+        """A new model gets the vocabulary size of `tokenizer`. Raise InputError if it does not support `data.block`."""
         request = objective.model_request(config.model, config.data.block, config.seed)
         is_new = config.model.from_ is None
         model = build_from_scratch(request, tokenizer) if is_new else build_pretrained_structure(request)
@@ -48,7 +48,7 @@ class ModelOutline:
         return int(self.full_model.config.get_text_config().num_hidden_layers)
 
     def build(self, precision: str, layers: int | None = None) -> PreTrainedModel:
-        """Build the model of training, with adapters and frozen weights, and only its first `layers` layers.
+        """Build the training model, with adapters and frozen weights, and only its first `layers` layers.
 
         `precision` of the layers: fp32, bf16, fp16 or fp8.
         """
@@ -80,7 +80,7 @@ class ModelOutline:
         return model
 
     def build_for_training(self, precision: str) -> PreTrainedModel:
-        """Build the model with the attention of training."""
+        """Build the model with the training attention."""
         model = self.build(precision)
         use_artel_attention(model, encoders=self.config.parallel.context > 1)
         return model

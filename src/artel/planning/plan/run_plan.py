@@ -301,7 +301,7 @@ def _build_plan(
         host_bytes,
         hardware.host_memory_bytes,
         disk_bytes(config, model, get_multimodal(outline.full_model), data, length),
-        data.note + _teacher_note(data.objective),
+        data.note + _uncounted_note(data.objective),
         config.train.batch * data.row_tokens if average is None else average.tokens,
         _predict_step_time(config, hardware, ranks, model, world_size, on_host, num_micro_batches),
         length,
@@ -309,8 +309,10 @@ def _build_plan(
     )
 
 
-def _teacher_note(objective: Objective) -> str:
-    """Return a note on what the plan does not count of a teacher; empty without one."""
+def _uncounted_note(objective: Objective) -> str:
+    """Return a note on what the plan does not count: the work of a teacher, or of rounds. Empty if it counts all."""
+    if objective.rounds is not None:
+        return "; not counted: the time and memory in which the model writes answers, and the time of rewards"
     teacher = objective.teacher
     if teacher is None:
         return ""

@@ -229,7 +229,7 @@ def _metric_at_step(run: RunData, name: str, step: int | None, *, validation: bo
 
 
 def _metrics_table(run: RunData, metrics: dict[str, float], step: int | None, language: Language) -> str:
-    """Return a table of the metrics of training, validation and the best checkpoint. Empty if nothing was logged."""
+    """Return a table of training, validation and best-checkpoint metrics. Empty if nothing was logged."""
     best = next((checkpoint.step for checkpoint in run.checkpoints if checkpoint.is_best), None)
     best_metrics = {} if best is None else _validation_metrics(run, best)
     training = _metric_at_step(run, "loss", step)

@@ -32,7 +32,7 @@ from artel.storage.http.resume import PartialDownload, fetch_once
 _RETRY_SECONDS = (0.3, 1.0)  # seconds before the second and the third attempt
 _PROGRESS_BYTES = 1 << 20  # bytes: after an attempt that received this many more, attempts are counted anew
 _CHUNK_BYTES = 1 << 18
-_MIN_BYTES_PER_SECOND = 1_000  # that a server must reach over twice the timeout
+_MIN_BYTES_PER_SECOND = 1_000  # minimum average rate over a window of twice the timeout
 _FIX_ADDRESS = "check the address"
 _FIX_NETWORK = "check the address and the network (proxies: http_proxy, https_proxy), and try again"
 

@@ -166,16 +166,16 @@ def _covered_fraction(positions: NDArray[np.int64], length: int, characters: NDA
     return float(characters[np.cumsum(edges[:-1]) > 0].sum() / characters.sum())
 
 
-def language_probability(text: str, languages: tuple[str, ...]) -> float | None:
+def language_probability(text: str, languages: tuple[str, ...], where: str = "data.clean.languages") -> float | None:
     """Return the probability (0 to 1) that a text is in one of `languages` (ISO 639 codes); None if it is too short.
 
-    Raise InputError at `data.clean.languages` if py3langid is not installed or does not know one of them.
+    Raise InputError at `where` if py3langid is not installed or does not know one of them.
     """
-    identifier, known_codes = _load_identifier()
+    identifier, known_codes = _load_identifier(where)
     unknown_codes = [code for code in languages if code not in known_codes]
     if unknown_codes:
         what = f"{', '.join(unknown_codes)}: unknown language"
-        raise InputError.at("data.clean.languages", what, f"use: {', '.join(known_codes)}")
+        raise InputError.at(where, what, f"use: {', '.join(known_codes)}")
     if len(text) < _MIN_LANGUAGE_CHARACTERS:
         return None
     if len(text) > 3 * _PAGE_CHARACTERS:
@@ -185,10 +185,10 @@ def language_probability(text: str, languages: tuple[str, ...]) -> float | None:
 
 
 @cache
-def _load_identifier() -> tuple[Any, list[str]]:
+def _load_identifier(where: str) -> tuple[Any, list[str]]:
     try:
         from py3langid.langid import MODEL_FILE, LanguageIdentifier
     except ImportError:
-        raise missing_extra("py3langid", "languages", "data.clean.languages") from None
+        raise missing_extra("py3langid", "languages", where) from None
     identifier = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
     return identifier, sorted(identifier.labels)

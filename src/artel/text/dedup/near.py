@@ -190,7 +190,7 @@ class Signatures:
         self._open_files = open_files
         self._folders = folders
         self._kept_indices = []
-        """For each shard, the indices of the signed documents that are kept."""
+        """Indices of the signed documents that are kept, per shard."""
         documents_of_shards = [np.empty(0, np.int64)]
         for folder, start in zip(folders, accumulate(counts, initial=0), strict=False):
             documents = start + np.fromfile(folder / "documents", np.int64)

@@ -61,12 +61,12 @@ class Shingler:
         Pass many short texts at a time: the overhead of a call is the time of 2,500 characters.
         """
         folded_texts = [text.casefold() for text in texts]
-        positions, words = _split_and_hash("\n".join(folded_texts), self._chunk_characters)
+        positions, word_hashes = _split_and_hash("\n".join(folded_texts), self._chunk_characters)
         overlap = len(self._factors) - 1
-        num_shingles = max(0, words.size - overlap)
-        hashes = words[:num_shingles] * self._factors[0]
+        num_shingles = max(0, word_hashes.size - overlap)
+        hashes = word_hashes[:num_shingles] * self._factors[0]
         for index, factor in enumerate(self._factors[1:], 1):
-            hashes += words[index : index + num_shingles] * factor
+            hashes += word_hashes[index : index + num_shingles] * factor
         starts = [0, *accumulate(len(text) + 1 for text in folded_texts)]
         firsts = np.searchsorted(positions, starts).tolist()  # index of the first word of each text
         return [hashes[first : max(first, last - overlap)] for first, last in pairwise(firsts)]

@@ -23,9 +23,9 @@ from artel.text.formats.format import Format
 from artel.text.formats.jsonl import SUFFIXES, describe_fields, has_lines, read_rows
 from artel.text.formats.parquet import SUFFIX, check_parquet_rows
 from artel.text.formats.tool_rows import check_names, check_results, drop_nulls, extract_tools, is_padded, tools_field
-from artel.text.formats.turns import THOUGHT_FIELDS, RowReader, Turn
+from artel.text.formats.turns import THOUGHT_FIELDS, RowReader, Turn, is_text
 from artel.text.reading.source_file import SourceFile
-from artel.text.records import BadRecord, Conversation, Message, Preference, Record, Rejected, Tools
+from artel.text.records import BadRecord, Conversation, Message, Preference, Prompt, Record, Rejected, Tools
 
 Fields = Iterable[tuple[str, Conversation | Preference | BadRecord]]
 """(path inside the row, its conversation or preference, or a BadRecord)."""
@@ -55,12 +55,15 @@ def read_row_records(file: SourceFile, fields_of: Callable[[Any], Fields]) -> It
             yield file.reject(row_origin, error)
 
 
-def build_record(fields: Conversation | Preference, origin: str, set_name: str) -> Record:
-    """Return the record of a conversation or preference. Its text is the text of all messages.
+def build_record(fields: Conversation | Preference | Prompt, origin: str, set_name: str) -> Record:
+    """Return the record of a conversation, preference or prompt. Its text is that of all messages.
 
     Conversations that begin with the same question, and preferences with the same prompt, go into the same split: a
     model must not have learned the answers that it is evaluated on.
     """
+    if isinstance(fields, Prompt):
+        text = fields.text or _join_texts(fields.messages)
+        return Record(text, origin, set_name, fields, group=text)
     if isinstance(fields, Conversation):
         question = next(message.content for message in fields.messages if message.role == "user")
         return Record(_join_texts(fields.messages), origin, set_name, fields, group=question)
@@ -230,8 +233,9 @@ def _read_completion(reader: RowReader, row: dict[str, Any]) -> Iterable[PathTur
 
     def turns(name: str, role: str) -> list[Turn]:
         value = row.get(name)
-        is_text = value is None or (isinstance(value, str) and not value.lstrip().startswith("[{"))
-        return [{"role": role, "content": reader.text(row, name)}] if is_text else reader.turns(value, name)
+        if value is None or is_text(value):
+            return [{"role": role, "content": reader.text(row, name)}]
+        return reader.turns(value, name)
 
     prompt = [{**turn, "loss_weight": 0} for turn in turns("prompt", "user")]
     return [("", [*reader.system(row), *prompt, *turns("completion", "assistant")])]

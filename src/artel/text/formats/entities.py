@@ -52,7 +52,7 @@ def read_entities(file: SourceFile) -> Iterator[Record | Rejected | DroppedRecor
 
 
 class _EntityReader:
-    """Turns rows of one file into records. Raises BadRecord."""
+    """Turns rows of one file into records. Raises BadRecord for an invalid row."""
 
     def __init__(self, file: SourceFile) -> None:
         self._file = file

@@ -139,8 +139,11 @@ def get_nested_field(row: dict[str, Any], name: str) -> Any:
 
 
 def describe_fields(fields: dict[Any, Any]) -> str:
-    """Return the names of fields, for error messages. Rows of user functions may have names that are not strings."""
-    return ", ".join(map(str, fields)) or "none"
+    """Return the names of fields, for error messages. Rows of user functions may have names that are not strings.
+
+    Bytes of a table that cannot be decoded, and lone surrogates of JSON, are written as escapes.
+    """
+    return ", ".join(map(str, fields)).encode("utf-8", "backslashreplace").decode() or "none"
 
 
 def get_text_field(entry: dict[str, Any], name: str, source_key: str, key: str = "field") -> str:

@@ -16,18 +16,15 @@ import shlex
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 import orjson
 
-from artel.config import DataConfig, SourceConfig
-from artel.errors import Problem
 from artel.text.formats.format import Format
-from artel.text.formats.jsonl import SUFFIXES, describe_fields, read_rows
-from artel.text.formats.parquet import SUFFIX, check_parquet_rows
+from artel.text.formats.jsonl import SUFFIXES, describe_fields
+from artel.text.formats.parquet import SUFFIX
 from artel.text.formats.questions import read_squad
-from artel.text.formats.table import check_columns, read_csv_objects
+from artel.text.formats.table import TABLE_SUFFIXES, check_objects, read_objects
 from artel.text.formats.turns import RowReader
 from artel.text.reading.files import file_name, uncompressed_name, with_compressed
 from artel.text.reading.lines import read_lines
@@ -39,7 +36,6 @@ _POSITIVE_FIELDS = ("positive", "positives", "pos", "document", "passage", "answ
 _NEGATIVE_FIELDS = ("negative", "negatives", "neg", "hard_negative", "hard_negatives")
 _SCORE_FIELDS = ("score", "label", "similarity_score", "similarity", "relevance", "relatedness_score")
 _NUMBERED_FIELD = re.compile(r"(positive|negative|hard_negative)_\d+")
-_TABLE_SUFFIXES = with_compressed(".csv", ".tsv")
 _LIST_SUFFIXES = with_compressed(".txt")
 _MAX_GROUP_LINES = 1000
 _KNOWN_FIELDS = frozenset((*_QUERY_FIELDS, *_POSITIVE_FIELDS, *_NEGATIVE_FIELDS, *_SCORE_FIELDS))
@@ -48,17 +44,14 @@ _ROLE_FIELDS = {"query": _QUERY_FIELDS, "positive": _POSITIVE_FIELDS}
 
 def read_matches(file: SourceFile) -> Items:
     """Yield a record per row, per question of SQuAD, or per group of lines."""
-    name = file_name(file.origin)
-    if name.endswith(_TABLE_SUFFIXES):
-        yield from _read_rows(file, read_csv_objects(file))
-    elif not name.endswith((*SUFFIXES, SUFFIX)):
+    if not file_name(file.origin).endswith((*SUFFIXES, SUFFIX, *TABLE_SUFFIXES)):
         for is_blank, lines in groupby(file.lines(), key=lambda item: isinstance(item[1], str) and not item[1].strip()):
             if not is_blank:
                 yield _group_record(file, list(lines))
     elif _is_squad(file):
         yield from map(_question_record, read_squad(file))
     else:
-        yield from _read_rows(file, read_rows(file))
+        yield from _read_rows(file, read_objects(file))
 
 
 def _read_rows(file: SourceFile, rows: Iterator[tuple[str, Any]]) -> Iterator[Record | Rejected]:
@@ -184,17 +177,10 @@ def _group_record(file: SourceFile, lines: list[tuple[int, str | BadRecord]]) ->
     return _build_record(Match(texts[0], texts[1:]), origin, file.set_name)
 
 
-def _check(path: Path, source: SourceConfig, key: str, data: DataConfig) -> list[Problem]:
-    """Return the problems of a table or parquet file."""
-    if not file_name(str(path)).endswith(_TABLE_SUFFIXES):
-        return check_parquet_rows(path, source, key, data)
-    return check_columns(path, source, key, data)
-
-
 MATCHES = Format(
     read=read_matches,
     yields=("matches",),
-    suffixes=(*SUFFIXES, SUFFIX, *_TABLE_SUFFIXES, *_LIST_SUFFIXES),
+    suffixes=(*SUFFIXES, SUFFIX, *TABLE_SUFFIXES, *_LIST_SUFFIXES),
     has_lines=lambda file: not uncompressed_name(file.origin).endswith(SUFFIX),
-    check=_check,
+    check=check_objects,
 )

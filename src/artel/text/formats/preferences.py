@@ -24,16 +24,16 @@ from artel.text.formats.format import Format
 from artel.text.formats.jsonl import SUFFIXES, describe_fields, has_lines
 from artel.text.formats.parquet import SUFFIX, check_parquet_rows
 from artel.text.formats.tool_rows import extract_tools
-from artel.text.formats.turns import RowReader, Turn
+from artel.text.formats.turns import RowReader, Turn, check_prompt, wrap_message
 from artel.text.reading.source_file import SourceFile
 from artel.text.records import BadRecord, Message, Preference, Record, Rejected, Tools
 
-_PROMPT_FIELDS = {
+PROMPT_FIELDS = {
     "messages": ("prompt", "messages"),
     "sharegpt": ("conversations", "conversation"),
     "alpaca": ("instruction",),
 }
-_ALL_PROMPT_FIELDS = tuple(name for names in _PROMPT_FIELDS.values() for name in names)
+_ALL_PROMPT_FIELDS = tuple(name for names in PROMPT_FIELDS.values() for name in names)
 _SPEAKER = re.compile(r"(?:\A|\n\n)(Human|Assistant):[ \t]*")
 
 
@@ -44,13 +44,13 @@ def read_preferences(file: SourceFile) -> Iterator[Record | Rejected]:
 
 
 class PreferenceReader:
-    """Turns rows of one source into preferences. All methods raise BadRecord."""
+    """Turns rows of one source into preferences. All methods raise BadRecord for an invalid row."""
 
     def __init__(self, source: SourceConfig) -> None:
         self._rows = RowReader(source)
         self._converter = source.converter
         self._function = import_function(source.converter, "converter") if ":" in source.converter else None
-        self._prompt_fields = _PROMPT_FIELDS.get(source.converter, _ALL_PROMPT_FIELDS)
+        self._prompt_fields = PROMPT_FIELDS.get(source.converter, _ALL_PROMPT_FIELDS)
 
     def preference(self, row: Any) -> Preference:
         """Return the preference of a row. A user function returns a row in one of the forms."""
@@ -85,7 +85,7 @@ class PreferenceReader:
         better, worse = _extract_calls(better, tools), _extract_calls(worse, tools)
         if _comparison_key(better) == _comparison_key(worse):
             raise BadRecord("equal_answers", "chosen and rejected are the same; remove the row")
-        return Preference(_check_prompt(prompt), better, worse, tools, _parse_margin(row))
+        return Preference(check_prompt(prompt), better, worse, tools, _parse_margin(row))
 
     def _read_unpaired(self, row: dict[str, Any]) -> Preference:
         label = row["label"]
@@ -102,7 +102,7 @@ class PreferenceReader:
             raise BadRecord("no_answer", f"has a label and no answer (it has: {describe_fields(row)}); {fix}")
         prompt, tools, _ = extract_tools(prompt, self._rows.tools(row))
         answer = _extract_calls(answer, tools)
-        return Preference(_check_prompt(prompt), answer if label else None, None if label else answer, tools)
+        return Preference(check_prompt(prompt), answer if label else None, None if label else answer, tools)
 
     def _read_answer(self, row: dict[str, Any], name: str) -> list[Message]:
         turns = _parse_transcript(row[name]) or self._read_turns(row[name], name, "assistant")
@@ -127,8 +127,7 @@ class PreferenceReader:
         """Return the turns of a field. A text is one turn of `role`."""
         if isinstance(value, str):
             return [{"role": role, "content": value}]
-        is_message = isinstance(value, dict) and not any(isinstance(item, list) for item in value.values())
-        return self._rows.turns([value] if is_message else value, name)
+        return self._rows.turns(wrap_message(value), name)
 
 
 def _parse_margin(row: dict[str, Any]) -> float:
@@ -171,20 +170,11 @@ def _require_single_answer(answer: list[Message], name: str) -> Message:
     return answer[0]
 
 
-def _check_prompt(prompt: list[Message]) -> tuple[Message, ...]:
-    if not prompt or prompt[-1].role not in ("user", "tool"):
-        ending = f"ends with the {prompt[-1].role}" if prompt else "is empty"
-        raise BadRecord("no_question", f"the prompt {ending}; end it with what the user asks")
-    if sum(message.role == "system" for message in prompt) > 1:
-        raise BadRecord("two_systems", "has a system message in 'system' and another in the messages; make them one")
-    return tuple(prompt)
-
-
 PREFERENCE = Format(
     read=read_preferences,
     yields=("preferences",),
     suffixes=(*SUFFIXES, SUFFIX),
-    converters=tuple(_PROMPT_FIELDS),
+    converters=tuple(PROMPT_FIELDS),
     has_lines=has_lines,
     check=check_parquet_rows,
 )

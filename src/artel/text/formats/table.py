@@ -8,15 +8,19 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from io import TextIOWrapper
 from pathlib import Path
+from typing import Any
 
 from artel.config import DataConfig, SourceConfig
 from artel.errors import InputError, Problem
 from artel.text.formats.format import Format
+from artel.text.formats.jsonl import read_rows
+from artel.text.formats.parquet import check_parquet_rows
 from artel.text.formats.table_lines import TableRows, is_quoted, too_long_error
 from artel.text.reading.encodings import BLOCK_BYTES, describe_other_encoding, make_line_check
 from artel.text.reading.files import (
     DECOMPRESSION_ERRORS,
     decompression_error,
+    file_name,
     open_decompressed,
     uncompressed_name,
     with_compressed,
@@ -28,6 +32,7 @@ from artel.text.records import BadRecord, Record, Rejected
 Row = tuple[str, tuple[str, ...] | BadRecord]
 """The origin of a row (`file:line`), and its values or a BadRecord."""
 
+TABLE_SUFFIXES = with_compressed(".csv", ".tsv")
 _SURROGATE_CODES = range(0xDC80, 0xDD00)  # bytes that cannot be decoded, after `surrogateescape`
 
 
@@ -67,6 +72,18 @@ def read_csv_objects(file: SourceFile) -> Iterator[tuple[str, dict[str, str] | B
 
     for origin, row in _read_rows(file, all_columns):
         yield origin, row if isinstance(row, BadRecord) else dict(zip(names, row, strict=True))
+
+
+def read_objects(file: SourceFile) -> Iterator[tuple[str, Any]]:
+    """Yield (origin, row) of JSON lines, a JSON array, parquet or a table, as `read_rows` and `read_csv_objects` do."""
+    return read_csv_objects(file) if file_name(file.origin).endswith(TABLE_SUFFIXES) else read_rows(file)
+
+
+def check_objects(path: Path, source: SourceConfig, key: str, data: DataConfig) -> list[Problem]:
+    """Return the problems of the columns of a table or parquet file, all of which are read."""
+    if not file_name(str(path)).endswith(TABLE_SUFFIXES):
+        return check_parquet_rows(path, source, key, data)
+    return check_columns(path, source, key, data)
 
 
 def check_columns(
@@ -186,7 +203,7 @@ def _select_values(row: list[str], width: int, indices: list[int], encoding: str
 
 CSV = Format(
     read=read_table,
-    suffixes=with_compressed(".csv", ".tsv"),
+    suffixes=TABLE_SUFFIXES,
     names_sets=True,
     is_table=True,
     has_lines=lambda file: True,

@@ -18,7 +18,7 @@ from typing import Any
 from artel.text.records import BadRecord, Message, ToolCall, Tools
 from artel.text.tool_calls import parse_calls, read_calls, tool_names
 
-_TOOLS_FIELDS = ("tools", "functions")
+TOOLS_FIELDS = ("tools", "functions")
 _DECODER = json.JSONDecoder()
 _FIX_TOOLS = 'write [{"name": "FUNCTION", "description": "…", "parameters": {…}}]'
 # Python names of types in datasets, and their JSON Schema names.
@@ -40,7 +40,7 @@ _CALL_MARKS = ("<tool_call>", "<TOOLCALL>", "[TOOL_CALLS]")
 
 def tools_field(row: dict[str, Any]) -> str | None:
     """Return the field of a row that describes functions."""
-    return next((name for name in _TOOLS_FIELDS if row.get(name)), None)
+    return next((name for name in TOOLS_FIELDS if row.get(name)), None)
 
 
 def parse_tools(value: Any, where: str) -> Tools:

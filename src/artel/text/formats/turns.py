@@ -43,7 +43,7 @@ _THINK = re.compile(r"\s*<think>(?:\s*\n|[ \t]+)?(.*?)\s*</think>(?:\s*\n|[ \t]+
 
 
 class RowReader:
-    """Turns rows of one source into messages, with its `mapping` and `fill`. All methods raise BadRecord."""
+    """Turns a source's rows into messages by its `mapping` and `fill`. Methods raise BadRecord for an invalid row."""
 
     def __init__(self, source: SourceConfig) -> None:
         self.mapping = source.mapping
@@ -129,10 +129,10 @@ class RowReader:
         if role == "tool":
             values = (turn.get(field) for field in ("name", "tool_call_id"))
             texts = (value if isinstance(value, str) else "" for value in values)
-            return Message(role, self._fill_in(_result_text(turn["content"], where)), "", None, (), *texts)
-        content = self._fill_in(_content_text(turn["content"], f"the content of {where}"))
+            return Message(role, self.fill_in(_result_text(turn["content"], where)), "", None, (), *texts)
+        content = self.fill_in(_content_text(turn["content"], f"the content of {where}"))
         thought = next((turn[name] for name in THOUGHT_FIELDS if turn.get(name)), "") if role == "assistant" else ""
-        thought = self._fill_in(_content_text(thought, f"the thought of {where}"))
+        thought = self.fill_in(_content_text(thought, f"the thought of {where}"))
         if role == "assistant" and "</think>" in content and "<think>" not in content:
             content = f"<think>{content}"  # the generation prompt had the opening tag
         if role == "assistant" and content.lstrip().startswith("<think>"):
@@ -143,7 +143,8 @@ class RowReader:
         calls = read_turn_calls(turn, where) if role == "assistant" else ()
         return Message(role, content, thought if thought.strip() else "", _is_trained(turn, where), calls)
 
-    def _fill_in(self, text: str) -> str:
+    def fill_in(self, text: str) -> str:
+        """Replace {{name}} by its value in `fill` of the source."""
         return self._placeholders.sub(lambda match: self._fill[match[1]], text) if self._fill else text
 
     def text(self, fields: dict[str, Any], name: str, path: str = "") -> str:
@@ -185,6 +186,27 @@ class RowReader:
             turns += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
         texts = (self.text(row, "instruction"), self.optional_text(row if item is None else item, "input"))
         return [*turns, {"role": "user", "content": "\n\n".join(text for text in texts if text.strip())}]
+
+
+def is_text(value: Any) -> bool:
+    """True for a text that is not messages as JSON."""
+    return isinstance(value, str) and not value.lstrip().startswith("[{")
+
+
+def wrap_message(value: Any) -> Any:
+    """Return a list of one message for a single message, and any other value unchanged."""
+    is_message = isinstance(value, dict) and not any(isinstance(item, list) for item in value.values())
+    return [value] if is_message else value
+
+
+def check_prompt(prompt: list[Message]) -> tuple[Message, ...]:
+    """Return the messages of a prompt. Raise BadRecord if it does not end with the user or the result of a tool."""
+    if not prompt or prompt[-1].role not in ("user", "tool"):
+        ending = f"ends with the {prompt[-1].role}" if prompt else "is empty"
+        raise BadRecord("no_question", f"the prompt {ending}; end it with what the user asks")
+    if sum(message.role == "system" for message in prompt) > 1:
+        raise BadRecord("two_systems", "has a system message in 'system' and another in the messages; make them one")
+    return tuple(prompt)
 
 
 def _missing_field_error(

@@ -1,4 +1,4 @@
-"""Detect encodings: by a byte order mark, else UTF-8, else the Cyrillic encoding that gives the best Russian."""
+"""Detect encodings: by BOM, UTF-8, otherwise the Cyrillic encoding under which the text looks most like Russian."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def detect_stream_encoding(read: Callable[[int], bytes]) -> str:
     as_utf_8 = sample.decode("utf-8", "replace")
     if len(_NON_ASCII.findall(as_utf_8)) > 10 * as_utf_8.count("\ufffd"):
         return "utf-8"  # a few damaged bytes: decoding names them, and another encoding would garble the rest
-    # Accents stand among Latin letters, Russian words between spaces.
+    # Accented letters occur inside Latin words; Russian words are separated by spaces.
     if 2 * len(_AMONG_LATIN.findall(sample)) > len(re.findall(rb"[\x80-\xff]+", sample)):
         _check_western(sample)
         return "windows-1252"
@@ -184,11 +184,9 @@ def _best_words_score(line: bytes) -> tuple[int, float]:
 
 
 def _words_score(text: str) -> tuple[int, float]:
-    """Return (letters in the longer words, log-likelihood of these letters as Russian)."""
+    """Return (number of letters in the longer words, `_russian_score` of these words)."""
     words = _LONG_WORDS.findall(text)
-    letters = "".join(words).lower()
-    likelihood = sum(letters.count(letter) * weight for letter, weight in _LETTER_LIKELIHOODS.items())
-    return len(letters), likelihood - 2 * sum(len(_ODDITIES.findall(word)) for word in words)
+    return len("".join(words).lower()), _russian_score(" ".join(words), penalty=2)
 
 
 def _unknown_encoding_error() -> BadRecord:
@@ -226,8 +224,8 @@ def _non_ascii_count(data: bytes) -> int:
     return len(data.translate(None, _ASCII))
 
 
-def _russian_score(text: str) -> float:
-    """Return the log-likelihood of the text as Russian, from the frequencies of its letters, minus 5 for each oddity.
+def _russian_score(text: str, penalty: int = 5) -> float:
+    """Return the log-likelihood of the text as Russian, from letter frequencies, minus `penalty` for each oddity.
 
     Oddities are capitals inside words, box-drawing characters and letters of other alphabets. Of 3,440 Russian
     sentences (Universal Dependencies), each in the three encodings, 9,014 of 9,019 are detected correctly, and 9,005
@@ -235,7 +233,7 @@ def _russian_score(text: str) -> float:
     """
     lower = text.lower()
     score = sum(lower.count(letter) * weight for letter, weight in _LETTER_LIKELIHOODS.items())
-    return score - 5 * len(_ODDITIES.findall(text))
+    return score - penalty * len(_ODDITIES.findall(text))
 
 
 @cache

@@ -19,7 +19,7 @@ from artel.storage import describe_file_type, is_remote, list_remote, rows_folde
 from artel.text.formats.chat import check_converter
 from artel.text.formats.format import choose_format, detected_formats
 from artel.text.reading.encodings import is_text_encoding
-from artel.text.reading.files import COMPRESSED_SUFFIXES, is_url, uncompressed_name
+from artel.text.reading.files import COMPRESSED_SUFFIXES, file_name, is_url, uncompressed_name
 from artel.text.reading.subsets import check_rows
 from artel.text.sources.walk import glob_files, unique_files, walk_files
 
@@ -261,7 +261,7 @@ def _check_kind(name: str, source: SourceConfig, key: str) -> list[Problem]:
     if FORMATS[source.format].goes_by_suffix and is_table:
         fix = "for texts write format: csv and field: COLUMN, for pairs format: pairs"
         return [Problem(f"{key}.format", f"{name} is a table, not text", fix)]
-    if FORMATS[source.format].converters and is_table:
+    if FORMATS[source.format].converters and is_table and not file_name(name).endswith(FORMATS[source.format].suffixes):
         fix = "write it as JSON lines, an object a line with a field for each column"
         return [Problem(f"{key}.path", f"{name} is a table; {source.format} is read from json, jsonl, parquet", fix)]
     suffix = os.path.splitext(name)[1].lower()  # noqa: PTH122 - for every file, as above

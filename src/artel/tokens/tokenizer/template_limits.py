@@ -28,9 +28,9 @@ _MAX_RESULT_BYTES = 1000
 TRIAL_SECONDS = 5
 """Seconds of CPU time."""
 _MAX_SLOWDOWN = 20
-"""Wall-clock time over CPU time: on a busy machine a trial gets a small share of the processors."""
+"""Wall-clock time over CPU time: on a busy machine a trial gets a small share of the cores."""
 _RENDER_SECONDS = 60.0
-"""For one conversation; the longest take milliseconds."""
+"""Time limit of one conversation; the longest take milliseconds."""
 _FIX = "fix it, or write chat.template: chatml"
 
 

@@ -13,7 +13,7 @@ from artel.storage import disk_errors, write_file
 
 
 class JsonLinesFile:
-    """A file of JSON lines, open for appending."""
+    """A JSON lines file, open for appending."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -78,7 +78,7 @@ def validation_row(metrics: Metrics, training_loss: float | None) -> dict[str, s
     The training loss is a dash before it is first logged.
     """
     validation = metrics["validation"]
-    titles = ["validation loss", *(name.replace("_", " ") for name in list(validation)[1:])]
+    titles = ["validation loss" if name == "loss" else name.replace("_", " ") for name in validation]
     loss = "-" if training_loss is None else f"{training_loss:.4f}"
     row = {"step": f"{metrics['step']}", "epoch": f"{metrics['epoch']:.2f}", "training loss": loss}
     return row | dict(zip(titles, map(_format_metric, validation.values()), strict=True))

@@ -202,7 +202,7 @@ class ConsoleTracker(Tracker):
 
     def log_training(self, metrics: Metrics) -> None:
         self._loss, self._used_fraction = metrics["loss"], metrics.get("budget_used", 0.0)
-        text = f"loss {metrics['loss']:.4f} · {metrics['tokens_per_second']:,.0f} tokens/s"
+        text = f"{_headline(metrics)} · {metrics['tokens_per_second']:,.0f} tokens/s"
         if not self._bar.disable:
             self._bar.update(self._task, completed=self._completed(metrics["step"]), metrics=text)
         elif self._is_due(self._line_seconds) or metrics["step"] == self._steps:
@@ -255,6 +255,12 @@ class ConsoleTracker(Tracker):
         self._bar.stop()
 
 
+def _headline(metrics: Metrics) -> str:
+    """Return the number that shows progress: the reward of a run that has one, else the loss."""
+    name = "reward" if "reward" in metrics else "loss"
+    return f"{name} {metrics[name]:.4f}"
+
+
 class NotebookTracker(Tracker):
     """Below the cell of a notebook: the progress bar and validation table of transformers' Trainer."""
 
@@ -278,7 +284,7 @@ class NotebookTracker(Tracker):
 
     def log_training(self, metrics: Metrics) -> None:
         self._loss, self._used_fraction = metrics["loss"], metrics.get("budget_used", 0.0)
-        text = f"loss {metrics['loss']:.4f}, {metrics['tokens_per_second']:,.0f} tokens/s"
+        text = f"{_headline(metrics)}, {metrics['tokens_per_second']:,.0f} tokens/s"
         self._bar.update(self._completed(), comment=text)
 
     def log_validation(self, metrics: Metrics) -> None:

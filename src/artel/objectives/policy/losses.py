@@ -1,0 +1,152 @@
+"""Advantages of answers, and the loss of a micro-batch as sums.
+
+The loss is PPO's clipped surrogate (Schulman et al. 2017, arXiv:1707.06347) or CISPO's weighted log-probability, with
+an optional KL divergence. `PRESETS` in `config.py` names the papers. Losses and gradients equal TRL's, with these
+exceptions:
+
+- With every preset the KL divergence is the k3 estimator in the loss (DeepSeekMath). By default TRL also multiplies it
+  by the ratio (`use_bias_correction_kl`), and its RLOO subtracts log ratios from the rewards.
+- A masked answer does not count in any denominator. TRL counts it for `answers` and `longest`, so that masking there
+  lowers the learning rate.
+- `tokens` are those of the step's global batch. With several steps per round, TRL divides the loss of each step by the
+  tokens of the round divided by the number of steps.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from artel.objectives.policy.config import Advantage, PolicySettings
+
+if TYPE_CHECKING:
+    import torch
+
+_EPSILON = 1e-4
+"""Added to the standard deviation of a group. The papers specify neither this value nor the kind of deviation. Both are
+TRL's, so that the losses are equal: 1e-4, and the sample standard deviation (divided by count - 1)."""
+_MIN_SPREAD = 1e-8
+"""Rewards of a group that differ by less are equal: sums of the same terms in another order differ by rounding."""
+_MAX_LOG_RATIO = 20.0
+"""Larger log ratios are clamped, as in verl, because exp overflows at 88. The gradient beyond is 0."""
+
+
+def has_signal(rewards: torch.Tensor) -> torch.Tensor:
+    """Return bool (prompts,): True if the rewards of a prompt's answers differ. Arguments as for `advantages`."""
+    import torch
+
+    missing = rewards.isnan()
+    highest = rewards.masked_fill(missing, -torch.inf).amax(dim=1)
+    lowest = rewards.masked_fill(missing, torch.inf).amin(dim=1)
+    return highest - lowest > _MIN_SPREAD
+
+
+def advantages(rewards: torch.Tensor, kind: Advantage) -> torch.Tensor:
+    """Return the advantage of each answer, float64 (prompts, answers).
+
+    rewards float64 (prompts, answers). NaN: the answer has no reward. It is left out of its group's statistics, and its
+    advantage is 0. All advantages of a group without signal are exactly 0.
+    """
+    present = ~rewards.isnan()
+    counts = present.sum(dim=1, keepdim=True)
+    differences = rewards - rewards.nanmean(dim=1, keepdim=True)
+    learns = present & has_signal(rewards)[:, None]  # then there are at least two rewards
+    if kind == "deviation":
+        variances = differences.square().nansum(dim=1, keepdim=True) / (counts - 1)
+        differences = differences / (variances.sqrt() + _EPSILON)
+    elif kind == "leave_one_out":
+        differences = differences * counts / (counts - 1)
+    return differences.where(learns, 0.0)
+
+
+def overlong_penalties(lengths: torch.Tensor, new_tokens: int, penalty_tokens: int) -> torch.Tensor:
+    """Return the penalty that `overlong: punish` adds to each reward, float64: 0 to -1 (DAPO, equation 13).
+
+    `lengths`: tokens of each answer, at most `new_tokens`. The penalty grows over the last `penalty_tokens` of them.
+    """
+    return (new_tokens - penalty_tokens - lengths).double().div(penalty_tokens).clamp(min=-1, max=0)
+
+
+class PolicySums(NamedTuple):
+    """Sums over a micro-batch, float32. The loss of a global batch is the sum of `loss` divided by that of `targets`.
+
+    Only `loss` has a gradient.
+    """
+
+    loss: torch.Tensor
+    targets: torch.Tensor
+    """The denominator: `PolicySettings.targets`."""
+    tokens: torch.Tensor
+    answers: torch.Tensor
+    """Number of answers that have tokens."""
+    clipped_low: torch.Tensor
+    """Tokens whose loss the lower bound of the ratio changes."""
+    clipped_high: torch.Tensor
+    """Tokens whose loss the upper bound of the ratio changes."""
+    kl: torch.Tensor
+    """Sum of the k3 estimates of KL(policy || reference) over tokens, in nats; 0 without a reference."""
+    difference: torch.Tensor
+    """Sum of |log_prob - old_log_prob| over tokens, in nats."""
+
+
+def policy_sums(
+    log_probs: torch.Tensor,
+    old_log_probs: torch.Tensor,
+    reference_log_probs: torch.Tensor | None,
+    advantages: torch.Tensor,
+    answer_targets: torch.Tensor,
+    settings: PolicySettings,
+) -> PolicySums:
+    """Return the loss and the metrics of a micro-batch, as sums.
+
+    log_probs float32 (count,), with gradient, as `target_log_probs` returns them; old_log_probs (count,) of the policy
+    that wrote the answers; reference_log_probs (count,) of the model before training. advantages (samples, answers).
+    answer_targets int64 (samples, answers, longest), as `answer_tensors` returns it. An answer without targets is
+    missing or masked, and does not count.
+    """
+    import torch
+    import torch.nn.functional as F
+
+    is_token = answer_targets < len(log_probs)
+    lengths = is_token.sum(dim=-1)
+    tokens, answers = lengths.sum(), (lengths > 0).sum()
+    weights = advantages.to(log_probs.dtype)[..., None]
+
+    def by_answer(values: torch.Tensor) -> torch.Tensor:
+        """Arrange values per token, (count,), as (samples, answers, longest), padded with 0."""
+        return F.pad(values, (0, 1))[answer_targets]
+
+    log_ratios = by_answer(log_probs - old_log_probs)
+    difference = log_ratios.detach().abs().sum()
+    if settings.ratio != "token":  # one ratio for all tokens of an answer
+        log_ratios = log_ratios.sum(dim=-1, keepdim=True)
+        if settings.ratio == "sequence":
+            log_ratios = log_ratios / lengths.clamp(min=1)[..., None]
+    ratios = log_ratios.clamp(max=_MAX_LOG_RATIO).exp()
+    low, high = 1 - settings.clip_low, 1 + settings.clip_high
+    clipped = ratios.clamp(low, high)
+    if settings.clips_weight:
+        losses = -clipped.detach() * weights * by_answer(log_probs)
+        is_low, is_high = (ratios < low) & (weights != 0), (ratios > high) & (weights != 0)
+    else:
+        losses = -torch.minimum(ratios * weights, clipped * weights)
+        is_low, is_high = (ratios < low) & (weights < 0), (ratios > high) & (weights > 0)
+    kl = losses.new_zeros(())
+    if reference_log_probs is not None:
+        differences = by_answer((reference_log_probs - log_probs).clamp(max=_MAX_LOG_RATIO))
+        divergences = differences.exp() - differences - 1  # 0 in the padding
+        losses = losses + settings.kl * divergences
+        kl = divergences.detach().sum()
+    losses = losses * is_token
+    if settings.divide_by == "answers":
+        losses = losses / lengths.clamp(min=1)[..., None]
+    targets = settings.targets(tokens=tokens, answers=answers)
+    return PolicySums(
+        loss=losses.sum(),
+        targets=targets.float(),
+        tokens=tokens.float(),
+        answers=answers.float(),
+        clipped_low=(is_low & is_token).sum().float(),
+        clipped_high=(is_high & is_token).sum().float(),
+        kl=kl,
+        difference=difference,
+    )

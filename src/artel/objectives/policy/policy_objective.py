@@ -1,0 +1,314 @@
+"""Learning from rewards: in each round a policy writes answers, rewards score them, and it learns from them.
+
+`training/rounds.py` creates the rounds. A sample is a prompt; its reference has the columns that rewards need. A row of
+a batch is a prompt with all its answers. The loss is in `losses.py`, its presets in `config.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from artel.config import RunConfig
+from artel.errors import InputError, Problem
+from artel.generation import GenerationPrompt
+from artel.models import IGNORED
+from artel.objectives.answer_rows import Answer, answer_tensors
+from artel.objectives.base import Objective, directions
+from artel.objectives.causal import Causal
+from artel.objectives.chat import Chat, template_problems, template_version
+from artel.objectives.collate import next_token_view
+from artel.objectives.conversation.frame import ConversationError
+from artel.objectives.conversation.writer import ConversationWriter
+from artel.objectives.decoding import Decoding
+from artel.objectives.hooks import RoundSettings
+from artel.objectives.policy.config import PolicyConfig
+from artel.objectives.rollouts import Rollout, Round
+from artel.objectives.types import Batch, DocumentSamples, Presentation, TokenView
+from artel.text import Document, DroppedRecord, Message, Prompt, Record, Rejected
+from artel.tokens import Rows, Sample, StoreSplit, Tokenizer
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+
+class PolicyOptimization(Objective):
+    auto_class = "AutoModelForCausalLM"
+    learns_from = ("prompts",)
+    presentation = Presentation(
+        "writes answers that earn rewards", pipeline_tag="text-generation", finetuning_rate=1e-6, is_offered=False
+    )
+    section = "policy"
+    decided_by_records = ("form",)
+    generates = True
+    scores_answers = True
+    sums = ("loss", "targets", "tokens", "answers", "clipped_low", "clipped_high", "kl", "difference", "fresh_tokens")
+    metric_directions = directions(lower=[], higher=["reward"])
+    main_metric = "reward"
+
+    def __init__(self, config: RunConfig, tokenizer: Tokenizer) -> None:
+        super().__init__(config, tokenizer)
+        self._policy = config.settings(PolicyConfig)
+        self._loss_settings = self._policy.resolve()
+        base = Chat if self._policy.form == "conversation" else Causal
+        self._base: Chat | Causal = base(config, tokenizer)
+        self._writer = ConversationWriter(tokenizer, self._base.template) if isinstance(self._base, Chat) else None
+        self.inserts_date = self._base.inserts_date
+        self._shares_prompts = False
+        self._groups: dict[tuple[int, int], list[Rollout]] = {}
+        self._advantages: dict[tuple[int, int], np.ndarray] = {}
+        self._round_metrics: dict[str, float] = {}
+        self._is_fresh = False
+
+    # The run file
+
+    @classmethod
+    def problems(cls, config: RunConfig) -> list[Problem]:
+        policy, problems = config.settings(PolicyConfig), [*super().problems(config), *template_problems(config)]
+        if not policy.rewards:
+            fix = "write at least one, e.g. rewards: [{equals: {column: answer}}] or rewards: [rewards.py:exact]"
+            problems.append(Problem("policy.rewards", "is empty, so nothing tells good answers from bad ones", fix))
+        if policy.new_tokens >= config.data.block:
+            what = f"{policy.new_tokens:,} tokens of an answer leave no space for a prompt in data.block"
+            problems.append(Problem("policy.new_tokens", what, f"write less than {config.data.block:,}"))
+        if policy.kl > 0 and config.model.lora is None:
+            what = "the model before training is known only under an adapter"
+            problems.append(Problem("policy.kl", what, "write model: {lora: {rank: 16}}, or policy.kl: 0"))
+        parallel = config.parallel
+        for key, is_set in (("pipeline", parallel.pipeline > 1), ("deepspeed", parallel.deepspeed is not None)):
+            if is_set:
+                fix = "use ddp, zero1, zero2, fsdp or tensor"
+                problems.append(Problem(f"parallel.{key}", "the model cannot write answers while it is split so", fix))
+        if parallel.context > 1:
+            problems.append(
+                Problem("parallel.context", "answers to a prompt share a row, which is not split", "write 1")
+            )
+        return problems
+
+    @classmethod
+    def decide(cls, config: RunConfig, records: Iterable[Record]) -> dict[str, Any]:
+        """Return the form of the prompts: conversation if they are messages, text if they are plain texts."""
+        forms: dict[str, str] = {}
+        for record in records:
+            assert isinstance(record.fields, Prompt)
+            forms.setdefault("conversation" if record.fields.messages else "text", record.origin)
+        if len(forms) > 1:
+            what = f"{forms['conversation']} is a conversation, {forms['text']} a plain text"
+            raise InputError.at("policy.form", what, "write all prompts in one form")
+        return {"form": next(iter(forms), "text")}
+
+    @classmethod
+    def special_tokens(cls, config: RunConfig) -> list[str]:
+        return Chat.special_tokens(config) if config.settings(PolicyConfig).form == "conversation" else []
+
+    @classmethod
+    def store_settings(cls, config: RunConfig) -> Any:
+        policy = config.settings(PolicyConfig)
+        return [config.data.block, policy.new_tokens, policy.form, config.chat.template, template_version(config)]
+
+    @property
+    def loss_description(self) -> str:
+        return self._policy.preset
+
+    @property
+    def decoding(self) -> Decoding:
+        """The decoding of `chat` if prompts are conversations, else that of `causal`."""
+        return self._base
+
+    # Samples
+
+    def samples(self, documents: list[Document]) -> Iterator[DocumentSamples | Rejected | DroppedRecord]:
+        for document in documents:
+            record = document.record
+            assert isinstance(record.fields, Prompt)
+            try:
+                yield self._convert(record.fields, record.origin, record.set_name)
+            except ConversationError as error:
+                detail = f"{error}; fix it, or use another chat.template"
+                yield Rejected(record.origin, "template", detail, record.set_name)
+
+    def _convert(self, prompt: Prompt, origin: str, set_name: str) -> DocumentSamples | Rejected | DroppedRecord:
+        question: str | list[dict[str, str]] = prompt.text
+        if self._writer is not None:
+            messages = prompt.messages or (Message("user", prompt.text),)
+            if self._writer.has_control_token(messages, prompt.tools):
+                return DroppedRecord("control_token")
+            ids = self._writer.prompt_ids(messages, prompt.tools)
+            question = [{"role": message.role, "content": message.content} for message in messages]
+        elif prompt.messages:
+            return Rejected(origin, "no_text", "it is a conversation; write policy.form: conversation", set_name)
+        else:
+            ids = self.tokenizer.prompt(prompt.text)
+        if len(ids) + self._policy.new_tokens > self.config.data.block:
+            return DroppedRecord("longer_than_block")
+        reference = {"prompt": question, "columns": dict(prompt.columns)}
+        return DocumentSamples([Sample(np.array(ids, dtype=np.int64))], reference=reference)
+
+    def token_views(self, rows: Rows) -> list[TokenView]:
+        ids = rows.ids[0, : rows.lengths[0]]
+        return [next_token_view(ids, np.full(len(ids) - 1, IGNORED), "prompt")]
+
+    # Rounds
+
+    @property
+    def rounds(self) -> RoundSettings:
+        from artel.generation.generate import Sampling
+
+        policy = self._policy
+        sampling = Sampling(policy.new_tokens, policy.temperature, policy.top_k, policy.top_p)
+        return RoundSettings(
+            policy.steps, policy.answers, sampling, policy.rewards, self._loss_settings.resample,
+            policy.reward_timeout, policy.reward_memory,
+        )  # fmt: skip
+
+    def round_prompt(self, model: PreTrainedModel, ids: list[int]) -> GenerationPrompt:
+        """Return a sample's prompt, with the tokens and texts that end an answer."""
+        empty_prompt = self.decoding.generation_prompt(model, "")
+        assert empty_prompt is not None
+        return GenerationPrompt(ids, empty_prompt.end, empty_prompt.special_tokens)
+
+    def set_round(self, round_: Round, *, is_fresh: bool, seconds: Mapping[str, float]) -> None:
+        import torch
+
+        from artel.objectives.policy.losses import advantages, has_signal, overlong_penalties
+
+        policy = self._policy
+        rewards = torch.from_numpy(round_.rewards)
+        lengths = np.array([len(rollout.ids) for rollout in round_.rollouts])
+        if policy.overlong == "punish":
+            penalties = overlong_penalties(torch.from_numpy(lengths), policy.new_tokens, policy.penalty_tokens)
+            rewards = rewards + penalties.reshape(rewards.shape)
+        self._groups = round_.groups()
+        group_advantages = advantages(rewards, self._loss_settings.advantage).numpy()
+        self._advantages = dict(zip(self._groups, group_advantages, strict=True))
+        self._is_fresh = is_fresh
+        valid = rewards[~rewards.isnan()]
+        metrics: dict[str, float] = {}
+        if len(valid):
+            metrics = {"reward": float(valid.mean()), "reward_deviation": float(valid.std(correction=0))}
+        metrics |= {
+            "signal": float(has_signal(rewards).double().mean()),
+            "length_min": float(lengths.min()),
+            "length_mean": float(lengths.mean()),
+            "length_max": float(lengths.max()),
+            "cut_off": float(np.mean([rollout.cut_off for rollout in round_.rollouts])),
+        }
+        for name in round_.rollouts[0].rewards:
+            values = [value for rollout in round_.rollouts if (value := rollout.rewards[name]) is not None]
+            metrics |= {f"reward/{name}": float(np.mean(values))} if values else {}
+        metrics |= {f"seconds_{activity}": round(duration, 3) for activity, duration in seconds.items()}
+        failed = sum(bool(rollout.failures) for rollout in round_.rollouts)
+        self._round_metrics = metrics | ({"failed_rewards": failed} if failed else {})
+
+    def training_metrics(self, totals: dict[str, float]) -> dict[str, float]:
+        tokens = max(1.0, totals["tokens"])
+        metrics = {name: totals[name] / tokens for name in ("clipped_low", "clipped_high")}
+        if self._policy.kl > 0:
+            metrics["kl"] = totals["kl"] / tokens
+        if totals["fresh_tokens"]:
+            metrics["mismatch"] = totals["difference"] / totals["fresh_tokens"]
+        return self._round_metrics | metrics
+
+    # Batches and loss
+
+    def check(self, model: PreTrainedModel) -> None:
+        """Also let the answers to one prompt share a row if the model supports it."""
+        from artel.models.document_mask import obeys_shared_prefixes
+
+        self._shares_prompts = obeys_shared_prefixes(model)
+
+    def batch(self, rows: Rows) -> Batch:
+        """Return `answer_tensors` of the prompts with their answers, and the other tensors of the loss.
+
+        `advantages` float32 (samples, answers); `old_log_probs` float32 (count,), of the targets; `is_fresh` (). If a
+        prompt is not in the round, it gets answers of the maximum length, so that their memory can be measured.
+        """
+        import torch
+
+        samples, groups = [], []
+        for row in range(len(rows.valid)):
+            prompt = rows.ids[row, : rows.lengths[row]]
+            group = self._groups.get((int(rows.indices[row]), int(rows.epochs[row]))) or self._longest_group(prompt)
+            groups.append(group if rows.valid[row] else [])
+            samples.append(
+                [_join(prompt, rollout, learned=self._is_learned(rollout) and rows.valid[row]) for rollout in group]
+            )
+        tensors = answer_tensors(samples, share_prompts=self._shares_prompts)
+        learned = [rollout for group in groups for rollout in group if self._is_learned(rollout)]
+        old_log_probs = np.concatenate([np.empty(0), *(rollout.log_probs for rollout in learned)])
+        keys = [(int(index), int(epoch)) for index, epoch in zip(rows.indices, rows.epochs, strict=True)]
+        no_advantages = np.zeros(self._policy.answers)
+        tensors["advantages"] = torch.tensor(
+            np.stack([self._advantages.get(key, no_advantages) for key in keys]), dtype=torch.float32
+        )
+        tensors["old_log_probs"] = torch.tensor(old_log_probs, dtype=torch.float32)
+        tensors["is_fresh"] = torch.tensor(float(self._is_fresh))
+        lengths = [len(rollout.ids) for rollout in learned]
+        targets = self._loss_settings.targets(tokens=sum(lengths), answers=len(lengths))
+        count = sum(len(rollout.prompt_ids) + len(rollout.ids) for group in groups for rollout in group)
+        return Batch(tensors, targets=targets, tokens=count)
+
+    def _is_learned(self, rollout: Rollout) -> bool:
+        """True if the answer counts in the loss: it has a reward, and `overlong: mask` does not exclude it."""
+        return rollout.reward is not None and not (rollout.cut_off and self._policy.overlong == "mask")
+
+    def _longest_group(self, prompt: np.ndarray) -> list[Rollout]:
+        """Return answers of the maximum length without common tokens."""
+        length = self._policy.new_tokens
+        return [
+            Rollout(
+                number=0, index=0, epoch=0, answer=answer, attempt=0, seed=0, prompt_ids=prompt.tolist(),
+                ids=[answer % self.tokenizer.vocabulary] * length, log_probs=[0.0] * length, text="", cut_off=False,
+                rewards={}, reward=0.0, failures={},
+            )
+            for answer in range(self._policy.answers)
+        ]  # fmt: skip
+
+    def loss(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
+        import torch
+
+        from artel.objectives.policy.losses import policy_sums
+
+        log_probs = self._log_probs(model, batch)
+        reference = None
+        if self._policy.kl > 0:
+            from artel.models.lora.adapters import adapter_off
+
+            with torch.no_grad(), adapter_off(model):
+                reference = self._log_probs(model, batch)
+        tensors = batch.tensors
+        sums = policy_sums(
+            log_probs, tensors["old_log_probs"], reference, tensors["advantages"], tensors["answer_targets"],
+            self._loss_settings,
+        )  # fmt: skip
+        values = sums._asdict()
+        values["difference"] = values["difference"] * tensors["is_fresh"]
+        values["fresh_tokens"] = values["tokens"] * tensors["is_fresh"]
+        return torch.stack([values[name] for name in self.sums])
+
+    def _log_probs(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
+        """Return the log-probability of each target at the sampling temperature, float32 (count,)."""
+        from artel.models.document_mask import shared_prefix_inputs
+        from artel.models.logits_loss import target_log_probs
+
+        tensors = batch.tensors
+        inputs = {"input_ids": tensors["input_ids"], "use_cache": False}
+        if "branches" in tensors:
+            shared = (tensors[name] for name in ("documents", "branches", "positions"))
+            inputs |= shared_prefix_inputs(model, *shared)
+        log_probs, _ = target_log_probs(
+            model, inputs, tensors["targets"], tensors["target_positions"], temperature=self._policy.temperature
+        )
+        return log_probs
+
+    def metrics(self, totals: dict[str, float], outputs: np.ndarray, split: StoreSplit) -> dict[str, float]:
+        raise NotImplementedError("the validation of a policy is the reward of its answers, see RewardValidation")
+
+
+def _join(prompt: np.ndarray, rollout: Rollout, *, learned: bool) -> Answer:
+    """Concatenate a prompt and an answer. The answer's tokens are targets if `learned`."""
+    flags = np.concatenate([np.zeros(len(prompt)), np.full(len(rollout.ids), learned)])
+    return Answer(np.concatenate([prompt, np.array(rollout.ids, dtype=np.int64)]), flags)

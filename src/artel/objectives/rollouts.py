@@ -1,0 +1,100 @@
+"""The file of a round: every answer with its ids, their log-probabilities and its rewards.
+
+`RUN/rollouts/000012.jsonl.zst` has a line of JSON per answer. The policy learns from it, people read the answers in it,
+and it records which prompts were used, and when. It is written when the round is complete. zstd's checksum protects it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import orjson
+import zstandard
+
+from artel.errors import InputError
+from artel.storage import write_file
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """An answer of a round."""
+
+    number: int
+    """Running number of its prompt in the run: step x batch + position in the batch."""
+    index: int
+    """Index of its prompt in the training split."""
+    epoch: int
+    answer: int
+    """Index among the answers to its prompt."""
+    attempt: int
+    """Number of times that the answers to this prompt were replaced because they had no signal."""
+    seed: int
+    prompt_ids: list[int]
+    ids: list[int]
+    """Token ids of the answer, including the end token if the model wrote one."""
+    log_probs: list[float]
+    """Log-probability of each id under the policy that wrote it, in nats."""
+    text: str
+    cut_off: bool
+    """True if it reached the maximum length."""
+    rewards: dict[str, float | None]
+    """Unweighted reward of each function. None: no reward for this answer."""
+    reward: float | None
+    """Weighted sum of the rewards; None if there are none."""
+    failures: dict[str, str]
+    """The reason of each function that failed on this answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """All answers of a round, in the order of prompts and answers."""
+
+    number: int
+    rollouts: tuple[Rollout, ...]
+
+    @property
+    def rewards(self) -> np.ndarray:
+        """Rewards, float64 (prompts, answers). NaN: no reward."""
+        rewards = [math.nan if rollout.reward is None else rollout.reward for rollout in self.rollouts]
+        answers = 1 + max(rollout.answer for rollout in self.rollouts)
+        return np.array(rewards).reshape(-1, answers)
+
+    def groups(self) -> dict[tuple[int, int], list[Rollout]]:
+        """Return the answers to each prompt, by (index, epoch)."""
+        groups = defaultdict(list)
+        for rollout in self.rollouts:
+            groups[rollout.index, rollout.epoch].append(rollout)
+        return dict(groups)
+
+    def write(self, folder: Path) -> None:
+        """Write the round's file atomically."""
+        lines = b"".join(orjson.dumps(asdict(rollout)) + b"\n" for rollout in self.rollouts)
+        write_file(round_file(folder, self.number), zstandard.ZstdCompressor(write_checksum=True).compress(lines))
+
+
+def round_file(folder: Path, number: int) -> Path:
+    return folder / f"{number:06d}.jsonl.zst"
+
+
+def read_round(folder: Path, number: int, prompts: Mapping[int, Sequence[int]]) -> Round | None:
+    """Return a round, or None if it is not written yet. Raise InputError if its file is damaged or from another run.
+
+    `prompts`: the token ids of its prompts by running number, in order.
+    """
+    file = round_file(folder, number)
+    if not file.is_file():
+        return None
+    try:
+        lines = zstandard.ZstdDecompressor().decompress(file.read_bytes(), allow_extra_data=False).splitlines()
+        rollouts = tuple(Rollout(**orjson.loads(line)) for line in lines)
+    except (zstandard.ZstdError, ValueError, TypeError) as error:
+        raise InputError.at(str(file), f"is damaged: {error}", "restore a copy of it") from None
+    if [(rollout.number, rollout.prompt_ids) for rollout in rollouts if rollout.answer == 0] != list(prompts.items()):
+        what = "has other prompts than this run has in this round"
+        raise InputError.at(str(file), what, "restore the file that this run has written, or start over with --restart")
+    return Round(number, rollouts)

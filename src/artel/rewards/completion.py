@@ -1,0 +1,45 @@
+"""The input of rewards, and the interface of the rewards in the registry `REWARDS`."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One answer of a model to one prompt."""
+
+    prompt: str | list[dict[str, Any]]
+    """Text, or the messages of a conversation."""
+    text: str
+    """The answer as text."""
+    columns: dict[str, Any]
+    """The other columns of the prompt's record."""
+    tokens: int
+    cut_off: bool
+    """True if it reached the maximum length."""
+
+    def column(self, name: str) -> Any:
+        """Return the value of a column. Raise KeyError, with the names of all columns, if the record lacks it."""
+        if name not in self.columns:
+            raise MissingColumn(f"the prompt's record has no column {name!r} (it has: {', '.join(self.columns)})")
+        return self.columns[name]
+
+
+class MissingColumn(LookupError):
+    """The record of a prompt lacks a column that a reward needs."""
+
+
+class Reward(Protocol):
+    """An entry of `REWARDS`, created from its settings in a child process.
+
+    A call returns one number per completion, or None where the reward does not apply. By default it gets a single
+    completion; with the attribute `batch = True` it gets all completions of a round. If `__call__` is a coroutine
+    function, `concurrent = True` lets several calls wait at the same time.
+    """
+
+    def __init__(self, settings: Any) -> None: ...
+
+    def __call__(self, completions: list[Completion]) -> Sequence[float | None] | Awaitable[Sequence[float | None]]: ...

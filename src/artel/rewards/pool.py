@@ -1,0 +1,266 @@
+"""Score completions in child processes with time and memory limits.
+
+artel never executes completions, but a user's function may: its process has these limits, and the user's permissions.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from artel.config import RewardTerm
+from artel.errors import InputError, Problem
+from artel.registry import REWARDS
+from artel.rewards.completion import Completion
+from artel.rewards.process import OUT_OF_MEMORY, ProcessLost, ProcessTimeout, Result, RewardProcess, time_reason
+
+_CONCURRENT_CALLS = 16
+"""Maximum number of concurrent calls of a coroutine function, per process."""
+_START_SECONDS = 300.0
+"""Time for a process to start and import the rewards; torch takes 20 s on a busy disk."""
+_GRACE_SECONDS = 2.0
+"""Time for a process to report which of its concurrent calls timed out, before all are repeated one by one."""
+
+
+class Failure(NamedTuple):
+    """A reward that failed on one completion."""
+
+    completion: int
+    """Index of the completion."""
+    term: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Scores of completions."""
+
+    names: list[str]
+    """One name per term, for tables and metrics."""
+    values: NDArray[np.float64]
+    """Unweighted scores (completions, terms). NaN if the reward does not apply, or failed."""
+    totals: NDArray[np.float64]
+    """Weighted sum per completion, ignoring NaN. NaN if a completion has no score."""
+    failures: list[Failure]
+
+
+class _Call(NamedTuple):
+    term: int
+    completions: range
+
+
+class RewardPool:
+    """Child processes that score completions, started on demand and reused.
+
+    A call that times out, raises or ends its process takes at most its time limit. Its completion (or batch) gets no
+    score, and the reason is in `Scores.failures`. A lost process is replaced, and everything in its process group is
+    killed. If it ended or ran out of memory after earlier calls, the call is repeated once in a new process. Results
+    therefore do not depend on earlier calls or on the number of processes.
+
+    Args:
+        plugins: modules that register rewards; imported in each process.
+        seconds: time limit of a call (wall clock).
+        memory_bytes: maximum that a process may allocate after its start.
+        workers: number of processes.
+        key: key of the terms in the run file, for errors.
+        start_seconds: limit of a process's start, in which it imports the rewards.
+    """
+
+    def __init__(
+        self,
+        terms: Sequence[RewardTerm],
+        *,
+        plugins: Sequence[str] = (),
+        seconds: float,
+        memory_bytes: int,
+        workers: int,
+        key: str = REWARDS.key,
+        start_seconds: float = _START_SECONDS,
+    ) -> None:
+        self._terms = list(terms)
+        self._start_request = {
+            "terms": [term.model_dump(mode="json", by_alias=True) for term in terms],
+            "plugins": list(plugins),
+            "seconds": seconds,
+            "memory_bytes": memory_bytes,
+        }
+        self._seconds, self._memory_bytes, self._workers, self._key = seconds, memory_bytes, workers, key
+        self._start_seconds = start_seconds
+        self._idle: queue.LifoQueue[RewardProcess | None] = queue.LifoQueue()
+        for _ in range(workers):
+            self._idle.put(None)  # a process that is not started yet
+        self._processes: set[RewardProcess] = set()
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._kinds: list[dict[str, bool]] | None = None
+        self.names = _unique_names(self._terms)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Kill all processes."""
+        with self._lock:
+            self._is_closed = True
+            for process in self._processes:
+                process.kill()
+            self._processes.clear()
+
+    def check(self) -> None:
+        """Start a process. Raise InputError with all problems if a reward cannot be imported or created."""
+        if self._kinds is not None:
+            return
+        process = self._idle.get()  # None: no process has been started yet
+        try:
+            process, answer = self._start()
+            if answer["problems"]:
+                self._remove(process)
+                process = None
+                raise InputError(self._locate(*problem) for problem in answer["problems"])
+            self._kinds = answer["kinds"]
+        except ProcessLost as error:
+            what = f"the rewards cannot be imported: {error}"
+            raise InputError.at(self._key, what, "look at what your modules do while they are imported") from None
+        finally:
+            self._idle.put(process)
+
+    def score(
+        self, completions: Sequence[Completion], on_progress: Callable[[float], object] = lambda _: None
+    ) -> Scores:
+        """Score completions by every term. Results are in the order of the completions.
+
+        `on_progress` is called with the fraction of finished calls.
+        """
+        self.check()
+        assert self._kinds is not None
+        calls = [
+            _Call(term, range(first, min(first + size, len(completions))))
+            for term, kind in enumerate(self._kinds)
+            for size in [_call_size(kind, len(completions))]
+            for first in range(0, len(completions), size)
+        ]
+        values = np.full((len(completions), len(self._terms)), np.nan)
+        failures = []
+        with ThreadPoolExecutor(self._workers) as threads:
+            try:
+                results = []
+                for result in threads.map(lambda call: self._score_call(call, completions), calls):
+                    results.append(result)
+                    on_progress(len(results) / len(calls))
+            except BaseException:  # Ctrl-C
+                with self._lock:
+                    self._is_closed = True
+                    for process in self._processes:
+                        process.signal()
+                threads.shutdown(cancel_futures=True)
+                raise
+        for call, scores in zip(calls, results, strict=True):
+            for index, (score, reason) in zip(call.completions, scores, strict=True):
+                if score is not None:
+                    values[index, call.term] = score
+                if reason is not None:
+                    failures.append(Failure(index, self.names[call.term], reason))
+        return Scores(self.names, values, self._totals(values), sorted(failures))
+
+    def _totals(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        weights = np.array([term.weight for term in self._terms])
+        totals: NDArray[np.float64] = np.nansum(values * weights, axis=1)
+        return np.where(np.isnan(values).all(axis=1), np.nan, totals)
+
+    def _score_call(self, call: _Call, completions: Sequence[Completion]) -> list[Result]:
+        results = self._try(call, completions)
+        if isinstance(results, list):
+            return results
+        assert self._kinds is not None
+        if len(call.completions) > 1 and not self._kinds[call.term]["batch"]:  # one of them ended the process
+            singles = [_Call(call.term, range(index, index + 1)) for index in call.completions]
+            return [result for single in singles for result in self._score_call(single, completions)]
+        return [(None, results)] * len(call.completions)
+
+    def _try(self, call: _Call, completions: Sequence[Completion]) -> list[Result] | str:
+        """Return the results of a call, or the reason why its process was lost."""
+        assert self._kinds is not None
+        request = {"term": call.term, "completions": [asdict(completions[index]) for index in call.completions]}
+        seconds = self._seconds + (_GRACE_SECONDS if self._kinds[call.term]["concurrent"] else 0)
+        process = self._idle.get()
+        try:
+            while True:
+                is_new = process is None or process.requests == 1
+                try:
+                    if process is None:
+                        process = self._start()[0]
+                    answer = process.ask(request, seconds)
+                    if "results" in answer:
+                        return [(score, reason) for score, reason in answer["results"]]
+                    reason = str(answer.get("lost"))
+                    is_timeout = False
+                except ProcessLost as error:
+                    reason, is_timeout = str(error), isinstance(error, ProcessTimeout)
+                if process is not None:
+                    self._remove(process)
+                    process = None
+                if is_timeout:
+                    return time_reason(self._seconds)
+                if is_new:
+                    out_of_memory = f"took more than {self._memory_bytes / 2**20:,.0f} MiB of memory"
+                    return out_of_memory if reason == OUT_OF_MEMORY else reason
+        finally:
+            self._idle.put(process)
+
+    def _start(self) -> tuple[RewardProcess, dict[str, Any]]:
+        """Start a process. Return it with its first answer."""
+        with self._lock:
+            if self._is_closed:
+                raise ProcessLost("the pool is closed")
+            process = RewardProcess()
+            self._processes.add(process)
+        try:
+            answer = process.ask(self._start_request, self._start_seconds)
+            if self._kinds is not None and answer["kinds"] != self._kinds:
+                raise ProcessLost("its process cannot import the rewards again")
+        except BaseException:
+            self._remove(process)
+            raise
+        return process, answer
+
+    def _remove(self, process: RewardProcess) -> None:
+        with self._lock:
+            process.kill()
+            self._processes.discard(process)
+
+    def _locate(self, term: int | None, where: str, what: str, fix: str) -> Problem:
+        """Return a problem reported by a process, with the key of its term."""
+        if term is None or where.startswith("/") or where.endswith(".py"):
+            return Problem(where, what, fix)
+        return Problem(".".join(key for key in (self._key, str(term), where) if key), what, fix)
+
+
+def _call_size(kind: dict[str, bool], count: int) -> int:
+    if kind["batch"]:
+        return max(1, count)
+    return _CONCURRENT_CALLS if kind["concurrent"] else 1
+
+
+def _unique_names(terms: Sequence[RewardTerm]) -> list[str]:
+    """Return the labels of terms. A repeated label gets _2, _3, … appended."""
+    names: list[str] = []
+    for term in terms:
+        name, number = term.label, 1
+        while name in names:
+            number += 1
+            name = f"{term.label}_{number}"
+        names.append(name)
+    return names
