@@ -1,5 +1,6 @@
-# Two commands do everything on a fresh machine with Python >= 3.11 and make:
+# These commands do everything on a fresh machine with Python >= 3.11 and make:
 #   make demo    makes a model of a novel that comes with artel, lets it write, and draws a report; LANGUAGE=ru: a Russian one
+#   make demo-rl  a small model learns from rewards, a little so far; killed halfway, it ends as if it had not been
 #   make test    lint, types, the import rule, checks of text, and the quick tests of one process: five minutes on two cores
 # More tests:
 #   make test-ci     what CI runs after `make test`: the slow tests of one process; of several: parity, resuming, launchers, kills
@@ -12,7 +13,7 @@ BIN    := $(VENV)/bin
 export HF_HUB_OFFLINE = 1
 export PYTHONUTF8 = 1
 
-.PHONY: setup demo test test-ci test-gpu test-all lint bench docs recipes constraints clean
+.PHONY: setup demo demo-rl test test-ci test-gpu test-all lint bench docs recipes constraints clean
 
 # What was tested. `make test CONSTRAINTS=` takes the newest release of everything but torch, where no environment is yet;
 # so does `make constraints`, which writes the file anew.
@@ -40,6 +41,9 @@ setup: $(VENV)/.installed
 
 demo: $(VENV)/.product
 	PATH="$(CURDIR)/$(BIN):$$PATH" bash scripts/demo.sh
+
+demo-rl: $(VENV)/.product
+	$(BIN)/python scripts/demo_rl.py
 
 lint: setup
 	$(BIN)/ruff check .
