@@ -108,6 +108,7 @@ def test_each_prompt_is_learned_once_and_writer_and_learner_agree(folder):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_reward_rises(folder):
     succeed("train", policy_run(folder, train={"steps": 40, "learning_rate": 1e-2, "batch": 8}))
     rewards = [line["reward"] for line in metrics(folder / "run") if "reward" in line]
@@ -115,7 +116,14 @@ def test_reward_rises(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("policy", [{}, {"steps": 3}, {"preset": "dapo", "steps": 2}])
+@pytest.mark.parametrize(
+    "policy",
+    [
+        {},
+        pytest.param({"steps": 3}, marks=pytest.mark.long),
+        pytest.param({"preset": "dapo", "steps": 2}, marks=pytest.mark.long),
+    ],
+)
 def test_a_killed_run_ends_like_an_undisturbed_one(folder, policy):
     undisturbed, killed = policy_run(folder, "undisturbed", policy), policy_run(folder, "killed", policy)
     succeed("train", undisturbed)
