@@ -83,11 +83,12 @@ def test_commands_import_only_what_they_need(tmp_path):
 @pytest.mark.ci
 def test_a_terminal_shows_what_a_silent_command_does_and_for_how_long():
     script = (
-        "import sys; from artel.cli.streams import print_status; from artel.elapsed import _columns, show_elapsed\n"
+        "import sys; from artel.cli.streams import print_status\n"
+        "from artel.elapsed import _terminal_width, show_elapsed\n"
         "from artel.storage.panics import hide_panics\n"
         "show_elapsed(); print_status('counting'); sys.stdin.readline()\n"
-        "with hide_panics(): hidden = _columns()\n"  # nothing is drawn into the buffer that replaces standard error
-        "print_status(f'done: {hidden} of {_columns()} columns'); sys.stdin.readline()"
+        "with hide_panics(): hidden = _terminal_width()\n"  # nothing is drawn into the buffer in place of stderr
+        "print_status(f'done: {hidden} of {_terminal_width()} columns'); sys.stdin.readline()"
     )
     master, slave = pty.openpty()
     pipes = {"stdin": subprocess.PIPE, "stderr": slave, "text": True, "env": ENVIRONMENT | {"TERM": "xterm"}}

@@ -175,7 +175,7 @@ def test_the_command_and_a_glob(tokenizer, ids, tmp_path):
     assert "not a fraction" in refused(*one, tmp_path / "s", *options, "--validation", "1.5").stderr
 
 
-def test_the_count_text_text_is_exact_also_where_a_character_is_cut(tokenizer):
+def test_the_counts_of_a_text_are_exact_also_where_a_character_is_cut(tokenizer):
     loaded = load_tokenizer(str(tokenizer))
     count_text, text = make_text_counter(loaded), "naïve 🙂 ю <|endoftext|> <|pad|>"
     (encoded,) = loaded.encode([text])
@@ -185,7 +185,7 @@ def test_the_count_text_text_is_exact_also_where_a_character_is_cut(tokenizer):
     assert count_text(np.array([loaded.end_id])) == (0, 0)
 
 
-def test_the_count_text_text_of_a_vocabulary_that_is_not_of_bytes():
+def test_the_counts_of_a_text_of_a_vocabulary_that_is_not_of_bytes():
     from tokenizers import Tokenizer as Backend
     from tokenizers import decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast

@@ -81,7 +81,7 @@ class WorkError(ArtelError):
 class OutOfMemory(WorkError):
     """One of several processes ran out of memory. It has recorded that the next start must use less.
 
-    Exit status 76 tells a launcher to start again. It ends at some point, because each start uses less memory.
+    Exit status 76 tells a launcher to start again. This ends at some point, because each start uses less memory.
     """
 
     exit_code = 76

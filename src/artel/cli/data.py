@@ -203,7 +203,7 @@ def classifier(
         )
     print_status(str(folder))
     if as_json:
-        print_json(asdict(trained))
+        print_json(trained.to_json())
 
 
 def _fraction_or_path(validation: str) -> float | str:

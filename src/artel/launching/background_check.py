@@ -61,7 +61,7 @@ def check_in_background(config: RunConfig, name: str, overrides: Overrides) -> I
         output = process.communicate()[0]
         is_known = True
         if process.returncode:
-            raise _parse_error(process.returncode, output)
+            raise _read_error(process.returncode, output)
 
     try:
         yield result
@@ -82,7 +82,7 @@ def has_no_training_keys(config: RunConfig) -> bool:
     )
 
 
-def _parse_error(status: int, output: bytes) -> ArtelError:
+def _read_error(status: int, output: bytes) -> ArtelError:
     if not output:  # it was killed
         fix = "run artel config check to see what it lacks, e.g. memory"
         return WorkError.at("the check of the run", f"exited with status {status}", fix)

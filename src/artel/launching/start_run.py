@@ -101,7 +101,7 @@ def start_run(
         what = "are objects of this process, but the run trains in other processes"
         fix = "register them in a module named in `plugins`"
         raise InputError.at("callbacks", what, fix)
-    # Now: a wrong address must fail before any text is prepared.
+    # Here, so that a wrong address fails before any text is prepared.
     rendezvous = Rendezvous.open(hosts) if starts_processes else None
     folder = RunFolder(Path(config.run))
     leads = LAUNCHED not in os.environ and (

@@ -47,7 +47,7 @@ class Reward(Objective, Decoding):
     auto_class = "AutoModelForSequenceClassification"
     learns_from = ("preferences",)
     presentation = Presentation(
-        "scores answers; better answers score higher", "score", "text-classification", finetuning_rate=1e-5
+        "scores answers, better ones higher", "score", "text-classification", finetuning_rate=1e-5
     )
     section = "reward"
     needs_context = True

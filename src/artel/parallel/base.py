@@ -312,7 +312,7 @@ class Strategy:
         return torch.zeros(samples, len(self._objective.outputs), dtype=dtype)
 
     def _store_outputs(self, outputs: torch.Tensor, sample_outputs: torch.Tensor, indices: np.ndarray) -> None:
-        """Write the outputs of a batch into `outputs`. `indices` ascend; samples past the end of it have none."""
+        """Write the outputs of a batch into `outputs`. `indices` ascend; those past its end are padding."""
         stored = indices[indices < len(outputs)]
         outputs[stored] = self._count_once(sample_outputs[: len(stored)]).to(outputs)
 

@@ -28,7 +28,7 @@ from artel.models.output_head import output_head
 from artel.objectives import Batch
 from artel.objectives.collate import target_tensors
 from artel.parallel.context_exchange import Gather, SequenceShard, Ulysses
-from artel.parallel.mesh import list_divisors
+from artel.parallel.mesh import format_divisors
 from artel.parallel.ring_attention import RingAttention
 from artel.registry import OBJECTIVES
 
@@ -164,7 +164,7 @@ def _exchange_problems(
         what = (
             f"{name}'s {heads} heads" if tensor == 1 else f"the {heads} heads of {name} on each of {tensor} processes"
         )
-        fix += f", or parallel.context: one of {list_divisors(heads)}"
+        fix += f", or parallel.context: one of {format_divisors(heads)}"
         return [Problem(_KEY, f"{what} are not divisible by {size}", fix)]
     if exchange == "ring":
         window = getattr(model.config.get_text_config(), "sliding_window", None)

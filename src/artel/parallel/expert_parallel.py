@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 from artel.errors import Problem
 from artel.models.experts import adapted_experts, find_experts
 from artel.parallel.context_exchange import in_autocast
-from artel.parallel.mesh import list_divisors
+from artel.parallel.mesh import format_divisors
 
 _KEY = "parallel.expert"
 
@@ -47,7 +47,7 @@ def expert_problems(model: PreTrainedModel, size: int) -> list[Problem]:
     for count in sorted({_num_experts(module) for module in layers.values()}):
         if count % size:
             what = f"{model_type} has {count} experts per layer, which {size} does not divide"
-            problems.append(Problem(_KEY, what, f"write one of: {list_divisors(count)}"))
+            problems.append(Problem(_KEY, what, f"write one of: {format_divisors(count)}"))
     for name, module in layers.items():
         shared_names = [
             key for key, tensor in module.named_parameters() if "." in key or tensor.shape[0] != _num_experts(module)

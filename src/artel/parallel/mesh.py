@@ -102,7 +102,7 @@ def read_parallel_dims(config: ParallelConfig, world_size: int, on_host: int) ->
         shard = min(ranks_on_host, dp_degree) if config.shard == "auto" else config.shard
         if dp_degree % shard:
             what = f"{dp_degree} data-parallel processes are not a multiple of {shard}"
-            problems.append(Problem("parallel.shard", what, f"write one of: {list_divisors(dp_degree)}"))
+            problems.append(Problem("parallel.shard", what, f"write one of: {format_divisors(dp_degree)}"))
     elif config.shard != "auto":
         problems.append(Problem("parallel.shard", f"{mode} does not replicate shards", "write data: hsdp with it"))
     if config.offload != "none" and mode == "ddp":
@@ -113,12 +113,12 @@ def read_parallel_dims(config: ParallelConfig, world_size: int, on_host: int) ->
         problems.append(Problem("parallel.expert", "needs weights in shards", "write data: fsdp with it"))
     if config.expert > 1 and not problems and dp_degree % config.expert:
         what = f"{dp_degree} data-parallel processes are not a multiple of {config.expert}"
-        problems.append(Problem("parallel.expert", what, f"write one of: {list_divisors(dp_degree)}"))
+        problems.append(Problem("parallel.expert", what, f"write one of: {format_divisors(dp_degree)}"))
     if problems:
         raise InputError(problems)
     return ParallelDims(mode, config.pipeline, dp_degree // shard, shard, config.context, config.tensor, config.expert)
 
 
-def list_divisors(number: int) -> str:
-    """Format the divisors of a number for a message."""
+def format_divisors(number: int) -> str:
+    """Return the divisors of a number as text, for messages."""
     return ", ".join(str(size) for size in range(1, number + 1) if number % size == 0)

@@ -47,7 +47,7 @@ class MeshPlan:
 
     @classmethod
     def read(cls, config: RunConfig, world_size: int, on_host: int) -> MeshPlan:
-        """Return the plan for `world_size` processes, `on_host` of them on each host. Raise InputError without one."""
+        """Return the plan for `world_size` processes, `on_host` per host. Raise InputError if there is none."""
         dims = read_parallel_dims(config.parallel, world_size, on_host)
         if dims.tensor > 1 and config.model.quantize != "none":
             fix = "write model.quantize: none, or parallel.tensor: 1"

@@ -153,7 +153,7 @@ class Stage(nn.Module):
 
 
 def split_into_stages(model: PreTrainedModel, indices: Sequence[int], stages: int) -> list[Stage]:
-    """Split `model` into `stages` stages, and return `indices` of them. Remove the others' parameters from `model`.
+    """Split `model` into `stages` stages, and return those at `indices`. Remove the others' parameters from `model`.
 
     `model` may be on the meta device; it must be complete, and neither wrapped nor sharded yet. With one index the
     stage's model is `model`. With several, each stage has a model made of the modules of `model`, which then holds the

@@ -23,7 +23,7 @@ from artel.integers import ceil_div
 from artel.models.compile import repeated_layers
 from artel.models.experts import adapted_experts, find_experts
 from artel.models.half_base import HalfConv1D, HalfEmbedding, HalfLinear
-from artel.parallel.mesh import list_divisors
+from artel.parallel.mesh import format_divisors
 from artel.parallel.tensor_plans import Plan, Split, read_plan, wildcards
 from artel.parallel.tensor_styles import (
     ColumnParallel,
@@ -168,7 +168,7 @@ def _size_problems(model: PreTrainedModel, plan: Plan, size: int) -> list[Proble
     # Report only heads if there are any, because they determine the sizes of the matrices.
     reported = [label for label in indivisible if label.endswith("heads")] or indivisible[:3]
     what = f"{model.config.model_type} has {' and '.join(reported)}, not divisible by {size}"
-    return [Problem(_KEY, what, f"write one of: {list_divisors(math.gcd(*dimensions.values()))}")]
+    return [Problem(_KEY, what, f"write one of: {format_divisors(math.gcd(*dimensions.values()))}")]
 
 
 def _linear_dimensions(module: Any) -> tuple[int, int]:

@@ -25,7 +25,7 @@ from artel.tokens.store import REFERENCES_FILE, ShardWriter, empty_split, file_e
 
 def write_shard(workspace: Workspace, shards: list[PreparedShard], plan: ShardPlan, objective: Objective) -> None:
     """Write the files of a store shard, and `entry.json`, its entry in the manifest."""
-    document_number = plan.first_document
+    document_index = plan.first_document
     dtype = id_dtype(objective.tokenizer.vocabulary)
     with new_folder(workspace.shard_path(plan.folder)) as folder:
         writer = ShardWriter(folder / plan.name, dtype)
@@ -34,8 +34,8 @@ def write_shard(workspace: Workspace, shards: list[PreparedShard], plan: ShardPl
             for split_index, start, end in _document_runs(is_chosen, shards[shard_index].rows["split"]):
                 if split_index not in samples:
                     samples[split_index] = _SplitSamples(shards[shard_index], SPLITS[split_index], dtype)
-                samples[split_index].copy(writer, start, end, objective.document_number, document_number)
-                document_number += end - start
+                samples[split_index].copy(writer, start, end, objective.document_number, document_index)
+                document_index += end - start
         entry = writer.close()
         (folder / "entry.json").write_bytes(orjson.dumps([entry, writer.flags, writer.columns]))
 

@@ -219,9 +219,9 @@ class Selection:
         documents: dict[str, list[NDArray[np.int64]]] = defaultdict(list)
         for shard, start in zip(self._shards, self._starts, strict=False):
             kept_documents = np.flatnonzero(self._drop_reasons[start : start + len(shard.rows)] == 0)
-            labels_indices = shard.rows["labels"][kept_documents]
-            by_labels = kept_documents[np.argsort(labels_indices, kind="stable")] + start
-            counts = np.bincount(labels_indices, minlength=len(shard.summary["labels"]))
+            label_set_indices = shard.rows["labels"][kept_documents]
+            by_labels = kept_documents[np.argsort(label_set_indices, kind="stable")] + start
+            counts = np.bincount(label_set_indices, minlength=len(shard.summary["labels"]))
             groups = np.split(by_labels, np.cumsum(counts)[:-1])
             for labels, group in zip(shard.summary["labels"], groups, strict=True):
                 for label in labels or [""]:

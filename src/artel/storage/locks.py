@@ -33,7 +33,7 @@ def lock(
 
     Args:
         on_wait: called once if another process holds the lock.
-        wait: True to wait for that process; or the seconds to wait before raising WorkError, False for none.
+        wait: True to wait for that process; or the seconds to wait before raising WorkError. False: raise it at once.
         keep: True to keep the file when the block ends.
         shared: True for a lock that several processes can hold at the same time, if each of them shares it.
     """

@@ -177,6 +177,12 @@ class TrainedClassifier:
     """Probability that a good text scores higher than a bad one."""
     thresholds: list[ThresholdResult]
 
+    def to_json(self) -> dict[str, Any]:
+        """Return the output of --json."""
+        values = asdict(self)
+        names = {"num_good": "good", "num_bad": "bad", "thresholds": "kept"}
+        return {names.get(name, name): value for name, value in values.items()}
+
 
 def train_classifier(good: Iterable[str], bad: Iterable[str], folder: Path) -> TrainedClassifier:
     """Train a classifier on two sets of texts and write it into a new folder.

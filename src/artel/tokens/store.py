@@ -45,7 +45,6 @@ from artel.tokens.manifest import (
 )
 
 REFERENCES_FILE = "sources.jsonl"
-# Bytes of references that are searched for line ends at a time.
 # 2**27 tokens are 256 MiB of uint16. So 400 billion tokens are 3,000 files, and a single one is quick to copy again.
 SHARD_TOKENS = 2**27
 

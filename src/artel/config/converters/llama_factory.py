@@ -208,7 +208,7 @@ def _convert_objective(conversion: Conversion) -> str:
         conversion.add_problem("stage", f"rm trains a reward model, which is not converted: {fix}")
     elif stage == "ppo":
         fix = "write pt, sft, dpo or kto; to learn from rewards, write objective: policy in a run file of your own"
-        conversion.add_problem("stage", "ppo is not supported by artel", fix)
+        conversion.add_problem("stage", "ppo is not converted", fix)
     objective = _STAGES.get(stage, "chat")
     conversion.put("objective", objective, "stage")
     if objective != "preference":

@@ -139,8 +139,9 @@ class NamingSection(Section):
         section = handler.resolve_ref_schema(json_schema)
         section["additionalProperties"] = False
         for name, field in cls.entry_sections().items():
-            inner = handler(field.annotation.__pydantic_core_schema__)  # type: ignore[union-attr]
-            if issubclass(field.annotation, ShortSection):  # type: ignore[arg-type]
+            kind: Any = field.annotation
+            inner = handler(kind.__pydantic_core_schema__)
+            if issubclass(kind, ShortSection):
                 inner["type"] = ["object", "string"]
             section["properties"][name] = {**inner, "description": field.description}
         return json_schema

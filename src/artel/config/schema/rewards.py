@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Self
 from pydantic import Field, GetJsonSchemaHandler, model_validator
 from pydantic_core import CoreSchema
 
+from artel.config.schema.base import ShortSection
 from artel.config.schema.quantities import Number
 from artel.config.schema.registered import NamingSection, RewardName
 from artel.registry import REWARDS
@@ -69,7 +70,8 @@ class RewardTerm(NamingSection):
 def _read_string(text: str) -> dict[str, Any]:
     """Return the mapping that a string stands for."""
     name, colon, value = text.partition(":")
-    if name in REWARDS:
+    settings = REWARDS.get_settings(name)
+    if name in REWARDS and (not colon or (settings is not None and issubclass(settings, ShortSection))):
         return {"reward": name, **({name: value} if colon else {})}
     if colon:
         return {"reward": "function", "function": text}

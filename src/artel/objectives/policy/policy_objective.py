@@ -160,9 +160,14 @@ class PolicyOptimization(Objective):
         policy = self._policy
         sampling = Sampling(policy.new_tokens, policy.temperature, policy.top_k, policy.top_p)
         return RoundSettings(
-            policy.steps, policy.answers, sampling, policy.rewards, self._loss_settings.resample,
-            policy.reward_timeout, policy.reward_memory,
-        )  # fmt: skip
+            steps=policy.steps,
+            answers=policy.answers,
+            sampling=sampling,
+            rewards=policy.rewards,
+            resample=self._loss_settings.resample,
+            reward_seconds=policy.reward_timeout,
+            reward_bytes=policy.reward_memory,
+        )
 
     def round_prompt(self, model: PreTrainedModel, ids: list[int]) -> GenerationPrompt:
         """Return a sample's prompt, with the tokens and texts that end an answer."""
@@ -305,7 +310,7 @@ class PolicyOptimization(Objective):
         return log_probs
 
     def metrics(self, totals: dict[str, float], outputs: np.ndarray, split: StoreSplit) -> dict[str, float]:
-        raise NotImplementedError("the validation of a policy is the reward of its answers, see RewardValidation")
+        raise NotImplementedError("a policy is validated by the reward of its answers: use RewardValidation")
 
 
 def _join(prompt: np.ndarray, rollout: Rollout, *, learned: bool) -> Answer:

@@ -296,7 +296,7 @@ class Search:
 
 
 def _preference(plan: Plan) -> tuple[bool, float]:
-    """Sort key: plans that do not fit come first, the best by memory last; then those that fit, the largest last."""
+    """Sort key, the best last: plans that do not fit by falling memory, then those that fit by micro-batch."""
     fits = plan.memory_fraction <= TIGHT
     return fits, plan.micro_batch if fits else -plan.memory_fraction
 

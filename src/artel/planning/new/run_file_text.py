@@ -19,7 +19,7 @@ from artel.planning.outline import is_available_offline
 from artel.registry import FORMATS, OBJECTIVES
 
 _BYTES_PER_PARAMETER = 16  # weights, gradients, two averages
-_MEMORY_FRACTION = 0.6  # for weights, gradients and optimizer state; activations take the other part
+_MEMORY_FRACTION = 0.6  # for weights, gradients and optimizer state; the rest is for activations
 _MAX_BLOCK = 1024
 _ENCODER = {
     "model_type": "modernbert",

@@ -31,7 +31,8 @@ class TextSummary:
     num_files: int
     num_bytes: int
     formats: dict[str, str] = field(hash=False)
-    """Formats that can read it, with their kind of record: text, conversations … The most likely is first."""
+    """Formats that can read it and that a task of `artel new` learns from, the most likely first, with their kinds of
+    record: text, conversations …"""
 
     @property
     def record_kinds(self) -> set[str]:
@@ -49,7 +50,7 @@ class TextSummary:
 
 
 def summarize_text(paths: list[str]) -> TextSummary:
-    """Summarize files, globs or folders. Raise InputError if there is no text, or no format can read it."""
+    """Summarize files, globs or folders. Raise InputError if there is no text, or no such format can read it."""
     data = _build_data_config(paths, FORMATS.names[0])
     table_problem = None
     try:
@@ -74,7 +75,7 @@ def summarize_text(paths: list[str]) -> TextSummary:
             "--text", _column_problem(paths) or table_problem.what, table_problem.fix if is_damaged else _COLUMNS_FIX
         )
     if not formats:
-        what = f"artel new has no task that learns from {', '.join(paths)}"
+        what = f"no format of artel new reads {', '.join(paths)}"
         raise InputError.at("--text", what, f"docs/text.md describes the formats: {', '.join(FORMATS.names)}")
     return TextSummary(tuple(paths), len(inputs), sum(entry.size for entry in inputs), formats)
 

@@ -2,12 +2,11 @@
 
 Compiled layers (`save_as_compiled`) save less for the backward pass. Of the tensors that autograd saves in a layer,
 torch.compile saves only those that matmuls and attention read and return. The backward pass recomputes elementwise
-results from them, in the kernels that need them. PyTorch's AOTAutograd does so too: its min-cut
-bans matmuls from recomputation.
+results from them, in the kernels that need them. This is AOTAutograd's min-cut, which bans matmuls from recomputation.
 
 CUDA's autocast (`cuda_autocast`) computes more operators in float32 than a CPU's: "CUDA Ops that can autocast to
 float32" of PyTorch's documentation (docs.pytorch.org/docs/stable/amp.html). GPT-2's GELU has one of them, the power:
-in bf16 it saves 20 % more on a GPU. Measured: benchmarks/plan_gpu.md.
+in bf16 it keeps 20 % more for the backward pass on a GPU. Measured: benchmarks/plan_gpu.md.
 """
 
 from __future__ import annotations

@@ -36,7 +36,10 @@ class ModelOutline:
 
     @classmethod
     def from_config(cls, config: RunConfig, objective: Objective, tokenizer: Tokenizer) -> ModelOutline:
-        """A new model gets the vocabulary size of `tokenizer`. Raise InputError if it does not support `data.block`."""
+        """Build the outline. A new model gets the vocabulary size of `tokenizer`.
+
+        Raise InputError if `data.block` exceeds its positions.
+        """
         request = objective.model_request(config.model, config.data.block, config.seed)
         is_new = config.model.from_ is None
         model = build_from_scratch(request, tokenizer) if is_new else build_pretrained_structure(request)

@@ -33,8 +33,8 @@ _SHARED_LIBRARY_BYTES = 136 * _MIB
 _ADAPTER_BYTES = 50 * _MIB
 """Extra memory per process that trains adapters: peft and its imports, bitsandbytes among them."""
 _CPU_BYTES, _CPU_FRACTION = 40 * _MIB, 0.03
-"""Memory of a process on a CPU beyond its live tensors: a constant, plus a fraction of them. For fragments of the heap,
-oneDNN's kernels (0.64 MiB each, 15 to 153 of them), gloo's copies. Fitted to the cases of benchmarks/plan.md."""
+"""Memory of a process on a CPU beyond its live tensors: a constant, plus a fraction of them. It holds fragments of the
+heap, oneDNN's kernels (0.64 MiB each, 15 to 153 of them) and gloo's copies. Fitted to benchmarks/plan.md."""
 _CUDA_CONTEXT = 765 * _MIB
 """Per process on its GPU, outside of PyTorch's allocator: CUDA's context with the kernels of matmuls and attention.
 Measured on an H200 with CUDA 13 and PyTorch 2.11: 621 MiB after one tensor, 765 after matmuls and attention."""

@@ -165,10 +165,9 @@ def _remove_comments(code: bytes) -> bytes:
 def _extract_lib_ru_work(code: bytes) -> bytes:
     """Return the work between the marks of the site; the full page if they are missing."""
     for start_mark, end_mark in _LIB_RU:
-        start = start_mark.search(code)
-        if start:
-            end = end_mark.search(code, start.end())
-            return b"<body>" + code[start.end() : end.start() if end else len(code)]
+        if start_match := start_mark.search(code):
+            end_match = end_mark.search(code, start_match.end())
+            return b"<body>" + code[start_match.end() : end_match.start() if end_match else len(code)]
     return code
 
 

@@ -69,7 +69,7 @@ def _build_record(match: Match, origin: str, set_name: str, group: str = "") -> 
 
 
 def _parse_match(row: dict[str, Any], key: str) -> Match:
-    """Return the match in a row with renamed fields. Raise BadRecord if it has none. `key`: that of the source."""
+    """Return the match in a row with renamed fields. Raise BadRecord if it has none. `key`: of its source."""
     queries, positives, negatives = (
         _get_texts(row, names) for names in (_QUERY_FIELDS, _POSITIVE_FIELDS, _NEGATIVE_FIELDS)
     )

@@ -35,7 +35,10 @@ def read_html(file: SourceFile) -> Items:
 
 
 def read_page_records(page: bytes, content_type: str, origin: str, file: SourceFile) -> Items:
-    """Yield the records of a page; a DroppedRecord if `extract: main` finds none. Raise BadRecord for a bad page."""
+    """Yield the records of a page; a DroppedRecord if it has no main text (`extract: main`).
+
+    Raise BadRecord for a bad page.
+    """
     source = file.source
     if source.extract == "main":
         text = main_text(page_source(page, content_type, source.profile, source.encoding), origin)

@@ -134,7 +134,7 @@ class _Words:
         self._starts: list[int] = []
 
     def span(self, start: int, end: int, path: str) -> Span:
-        """Return the character span of the words from `start` to `end`, exclusive. Raise BadRecord without any."""
+        """Return the character span of the words from `start` to `end`, exclusive. Raise BadRecord if it is empty."""
         if not self._starts:  # computed when needed, since most examples have no answer
             starts = (match.end() for match in re.finditer(" ", self._document))
             self._starts = [0, *starts, len(self._document) + 1]

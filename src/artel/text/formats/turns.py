@@ -94,7 +94,7 @@ class RowReader:
         return turn
 
     def messages(self, turns: list[Turn], prefix: str = "") -> list[Message]:
-        """Return the messages of turns, joining consecutive turns of one role. `prefix`: of their names in errors."""
+        """Return the messages of turns, joining consecutive turns of one role. Errors name them with `prefix`."""
         messages: list[Message] = []
         for message_number, turn in enumerate(turns, 1):
             where = f"{prefix}message {message_number}"

@@ -22,7 +22,7 @@ from artel.errors import InputError, missing_extra
 from artel.notebooks import in_notebook
 from artel.plugins import describe_exception
 from artel.printable import escape_line
-from artel.registry import TRACKERS
+from artel.registry import OBJECTIVES, TRACKERS
 from artel.secrets import hide_secrets
 from artel.training.metrics.jsonl import JsonLinesFile, drop_lines_after
 from artel.training.metrics.tracker import Metrics as Metrics
@@ -169,6 +169,7 @@ class ConsoleTracker(Tracker):
         self._console = Console(file=stream or sys.stderr, soft_wrap=True, highlight=False)
         self._has_header = False
         self._loss: float | None = None
+        self._main_metric: str = OBJECTIVES[config.objective].main_metric
         self._step, self._steps, self._budget = step, steps, config.train.budget
         self._used_fraction = 0.0
         """Used fraction of the budget, if there is one."""
@@ -202,7 +203,7 @@ class ConsoleTracker(Tracker):
 
     def log_training(self, metrics: Metrics) -> None:
         self._loss, self._used_fraction = metrics["loss"], metrics.get("budget_used", 0.0)
-        text = f"{_headline(metrics)} · {metrics['tokens_per_second']:,.0f} tokens/s"
+        text = f"{_headline(metrics, self._main_metric)} · {metrics['tokens_per_second']:,.0f} tokens/s"
         if not self._bar.disable:
             self._bar.update(self._task, completed=self._completed(metrics["step"]), metrics=text)
         elif self._is_due(self._line_seconds) or metrics["step"] == self._steps:
@@ -255,9 +256,9 @@ class ConsoleTracker(Tracker):
         self._bar.stop()
 
 
-def _headline(metrics: Metrics) -> str:
-    """Return the number that shows progress: the reward of a run that has one, else the loss."""
-    name = "reward" if "reward" in metrics else "loss"
+def _headline(metrics: Metrics, main_metric: str) -> str:
+    """Return the objective's main metric if training logs it, else the loss."""
+    name = main_metric if main_metric in metrics else "loss"
     return f"{name} {metrics[name]:.4f}"
 
 
@@ -268,6 +269,7 @@ class NotebookTracker(Tracker):
         from transformers.utils.notebook import NotebookTrainingTracker
 
         self._loss: float | None = None
+        self._main_metric: str = OBJECTIVES[config.objective].main_metric
         self._used_fraction = 0.0
         self._step, self._steps = step, steps
         self._bar = NotebookTrainingTracker(_BUDGET_BAR_LENGTH if steps is None else steps)
@@ -284,7 +286,7 @@ class NotebookTracker(Tracker):
 
     def log_training(self, metrics: Metrics) -> None:
         self._loss, self._used_fraction = metrics["loss"], metrics.get("budget_used", 0.0)
-        text = f"{_headline(metrics)}, {metrics['tokens_per_second']:,.0f} tokens/s"
+        text = f"{_headline(metrics, self._main_metric)}, {metrics['tokens_per_second']:,.0f} tokens/s"
         self._bar.update(self._completed(), comment=text)
 
     def log_validation(self, metrics: Metrics) -> None:
