@@ -30,7 +30,7 @@ from artel.text import Ledger, read_documents
 from artel.tokens import TokenStore
 from artel.training import RunFolder
 from artel.training.evaluation import ProgressMessages, micro_batch_size, reference_outputs
-from artel.training.rounds import make_validation
+from artel.training.reward_validation import make_validation
 from artel.training.teacher import set_cached_outputs, set_teacher
 
 _DEFAULT_BLOCK = 1024

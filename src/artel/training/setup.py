@@ -40,7 +40,8 @@ from artel.training.model_setup import set_up_model
 from artel.training.packing import AUTO, UNPACKED, choose_packing, may_unpack, with_packing
 from artel.training.prefetch import local_batches
 from artel.training.rank_file import mark_start
-from artel.training.rounds import RewardValidation, Rounds, make_validation
+from artel.training.reward_validation import RewardValidation, make_validation
+from artel.training.rounds import Rounds
 from artel.training.run import Run
 from artel.training.run_folder import RunFolder
 from artel.training.schedule import Length, describe_position, run_length, warmup_steps
