@@ -42,7 +42,7 @@ def doctor(
         _try_parallel(name, overrides or [], nproc, as_json)
         return
     config = load_run(name, Overrides.parse(overrides)) if name else None
-    variables = dict(os.environ)  # a copy, before artel adds variables
+    variables = dict(os.environ)  # a copy from before artel adds its own
     os.environ["HF_HUB_OFFLINE"] = "1"  # read when transformers is imported
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.curdir  # PyTorch creates this folder on import
     quiet_libraries()

@@ -96,7 +96,7 @@ def check_parallel(config: RunConfig, processes: int) -> Agreement:
 def small_copy(config: RunConfig, dp_degree: int) -> dict[str, Any]:
     """Return the tree of a run file that trains a small copy of the run's model on made-up records."""
     stages = config.parallel.pipeline * (2 if config.parallel.schedule in ("interleaved", "zero_bubble") else 1)
-    num_layers = max(2, stages)
+    num_layers = max(2, stages)  # also micro-batches: each stage has one to work on
     small = objective_type(config).small_run(_BLOCK)
     train_keys = {"optimizer", "clip", *OPTIMIZERS.names_with_settings}
     train = config.train.model_dump(mode="json", include=train_keys) | {"learning_rate": 1e-3, "warmup": 0}

@@ -92,7 +92,7 @@ class Engine(ABC):
         """Start an answer. Raise EngineError if it is too long, or the engine is stopping."""
 
     def submit_all(self, requests: Sequence[tuple[list[int], Generation]]) -> None:
-        """Start several answers. An engine that batches computes them in an order that depends on nothing else."""
+        """Start several answers. A SlotEngine batches them in the order of `requests`, whatever else it computes."""
         for prompt, generation in requests:
             self.submit(prompt, generation)
 

@@ -278,7 +278,7 @@ class ChatSession:
         ids = self._encode_prompt([*history, exchange])
         if self._window is None:
             return ids
-        # Reserve room for an answer, but at most half of the window, since a small model would have no history.
+        # Reserve room for an answer, but at most half of the window: otherwise a small model would have no history.
         max_prompt = max(self._window - self.settings.new_tokens, self._window // 2)
         available = len(history)
         while len(ids) > max_prompt and (shorter := start_at_message(history[1:])) != history:

@@ -246,7 +246,7 @@ def _attend_branches(
             if document != current or not branch:  # the shared prefix comes before the branches
                 current, shared = document, slice(span.start, span.start if branch else span.stop)
             spans = [shared, span] if branch else [span]
-            keys, values = (torch.cat([heads[:, :, span] for span in spans], dim=2) for heads in (row_key, row_value))
+            keys, values = (torch.cat([heads[:, :, seen] for seen in spans], dim=2) for heads in (row_key, row_value))
             positions = range(keys.shape[2])
             span_outputs.append(
                 _attend_range(row_query[:, :, span], keys, values, None, options, positions[-length:], positions)

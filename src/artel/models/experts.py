@@ -2,7 +2,7 @@
 
 transformers sorts tokens by expert and multiplies each group with its expert (`grouped_mm`). Autocast does not cover
 that operator, so only experts would compute in float32. The function registered here as
-`artel` multiplies in autocast's precision (benchmarks/experts.py: a step on a CPU takes 0.8 of the time).
+`artel` multiplies in autocast's precision (a step on a CPU then takes 0.8 of the time).
 
 Adapters of such tensors are peft's (`target_parameters`): a pair of low-rank matrices per expert. peft adds their
 product to the tensor of all experts in each forward pass. Here each token goes through the low-rank matrices of its

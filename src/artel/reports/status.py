@@ -72,7 +72,7 @@ class SignsOfLife:
 
     def __init__(self, now: Callable[[], float] = time.time, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._now, self._monotonic = now, monotonic
-        # rank -> (time in its file, when we first saw that time, True if it has changed since the first look)
+        # rank -> (time in its file, when that time was first read, True if it has changed since then)
         self._observations: dict[int, tuple[float, float, bool]] = {}
 
     def silence(self, rank: RankStatus) -> float:

@@ -107,7 +107,9 @@ def check_vocabulary(model: PreTrainedModel, tokenizer: Tokenizer, name: str) ->
     hf = tokenizer.hf
     added = {token_id for token_id, token in hf.added_tokens_decoder.items() if token.special}
     used = {hf.bos_token_id, hf.cls_token_id, hf.sep_token_id, hf.mask_token_id, hf.unk_token_id, tokenizer.end_id}
-    missing_ids = sorted(row for row in hf.get_vocab().values() if row >= rows and row not in added - used)
+    missing_ids = sorted(
+        token_id for token_id in hf.get_vocab().values() if token_id >= rows and token_id not in added - used
+    )
     if missing_ids:
         what = (
             f"{name}: its tokenizer has {len(missing_ids)} tokens that its model has no embedding for, from "
