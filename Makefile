@@ -1,11 +1,11 @@
 # These commands do everything on a fresh machine with Python >= 3.11 and make:
 #   make demo    makes a model of a novel that comes with artel, lets it write, and draws a report; LANGUAGE=ru: a Russian one
-#   make demo-rl  a small model learns from rewards, a little so far; killed halfway, it ends as if it had not been
+#   make demo-rl  a small model learns sums from rewards; killed halfway, it ends as if it had not been
 #   make test    lint, types, the import rule, checks of text, and the quick tests of one process: five minutes on two cores
 # More tests:
-#   make test-ci     what CI runs after `make test`: the slow tests of one process; of several: parity, resuming, launchers, kills
+#   make test-ci     what CI runs after `make test`: parity, resuming, launchers, kills, printed commands
 #   make test-gpu    on one GPU: kernels beside references, every objective beside a CPU, precisions, stops, serving
-#   make test-all    every test: also those that take a minute or more each, and those of Slurm, Ray and two hosts
+#   make test-all    every test: also the slow ones, and those of Slurm, Ray and two hosts
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -62,7 +62,7 @@ test: lint
 	$(PYTEST)
 
 test-ci: setup
-	$(PYTEST) -m "(ci or slow and not processes) and not long"
+	$(PYTEST) -m "ci and not long"
 
 test-gpu: setup
 	$(PYTEST) -m gpu

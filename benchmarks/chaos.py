@@ -1,6 +1,7 @@
 """A run that is killed again and again ends with the same weights: writes benchmarks/chaos.md.
 
     python benchmarks/chaos.py [--kills 200] [--seed 0] [--layouts alone,ddp-2,fsdp-2,fsdp-4] [--out FILE]
+                               [--run chaos_policy.yaml]
 
 Each run is ended by SIGKILL two to four times and started again by the same command, until it ends by itself. Half of
 the kills take all its processes; the other half one rank at random, and the rest must notice. Moments are drawn from
@@ -39,24 +40,41 @@ from run_on_disk import (
     EXPORT,
     FIRST_STEP,
     OVER,
-    PHASES,
+    PHASES_WITH_ROUNDS,
     PREPARING,
+    SCORING,
     Watched,
     faults,
     leftovers,
     outcome,
 )
+from run_on_disk import PHASES as PHASES_OF_STORES
 
 LAYOUTS = {"alone": (1, "auto"), "ddp-2": (2, "ddp"), "fsdp-2": (2, "fsdp"), "fsdp-4": (4, "fsdp")}
-RUN: dict[str, Any] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+
+
+def read_options() -> argparse.Namespace:
+    options = argparse.ArgumentParser()
+    options.add_argument("--kills", type=int, default=200)
+    options.add_argument("--seed", type=int, default=0)
+    options.add_argument("--layouts", default=",".join(LAYOUTS))
+    options.add_argument("--run", default="chaos.yaml", help="run file in this folder")
+    options.add_argument("--out", type=Path, default=Path(__file__).with_name("chaos.md"))
+    return options.parse_args()
+
+
+GIVEN = read_options()
+RUN: dict[str, Any] = yaml.safe_load(Path(__file__).with_name(GIVEN.run).read_text(encoding="utf-8"))
 STEPS, EVERY = RUN["train"]["steps"], RUN["checkpoint"]["every"]
 LENGTH = f"{STEPS} steps of AdamW, a checkpoint every {EVERY} steps"
+HAS_ROUNDS = RUN.get("objective") == "policy"
+PHASES = PHASES_WITH_ROUNDS if HAS_ROUNDS else PHASES_OF_STORES
 SECONDS = 300.0
 """A start that takes longer hangs."""
 LOST_SECONDS = 5.0
 """What artel's launcher gives ranks whose peer was killed, before it ends them."""
 AT_RANDOM = "at random"
-SHORT = (CHECKPOINT, COMMIT, EXPORT)
+SHORT = (CHECKPOINT, COMMIT, EXPORT, SCORING)
 """Phases of milliseconds: half of what is aimed at them comes as soon as they are seen."""
 
 
@@ -75,24 +93,18 @@ class Moment:
 
 
 def main() -> None:
-    options = argparse.ArgumentParser()
-    options.add_argument("--kills", type=int, default=200)
-    options.add_argument("--seed", type=int, default=0)
-    options.add_argument("--layouts", default=",".join(LAYOUTS))
-    options.add_argument("--out", type=Path, default=Path(__file__).with_name("chaos.md"))
-    given = options.parse_args()
-    layouts = given.layouts.split(",")
+    layouts = GIVEN.layouts.split(",")
     import_all()
     gc.freeze()  # forks share what is there
     folder = Path(tempfile.mkdtemp(prefix="artel-chaos-"))
     tallies: dict[str, Tally] = {}
     began = time.monotonic()
     for number, layout in enumerate(layouts):
-        kills = given.kills // len(layouts) + (number < given.kills % len(layouts))
-        chance = random.Random(f"{given.seed}:{layout}")
+        kills = GIVEN.kills // len(layouts) + (number < GIVEN.kills % len(layouts))
+        chance = random.Random(f"{GIVEN.seed}:{layout}")
         for tally in torment(folder / layout, layout, kills, chance, PHASES[2 * number :] + PHASES[: 2 * number]):
             tallies[layout] = tally
-            given.out.write_text(report(command(given), LENGTH, tallies, time.monotonic() - began))
+            GIVEN.out.write_text(report(command(), LENGTH, tallies, time.monotonic() - began))
     wrong = [fault for tally in tallies.values() for fault in tally.faults]
     if not wrong:
         shutil.rmtree(folder)
@@ -100,9 +112,10 @@ def main() -> None:
     sys.exit(int(bool(wrong)))
 
 
-def command(given: argparse.Namespace) -> str:
-    chosen = "" if given.layouts == ",".join(LAYOUTS) else f" --layouts {given.layouts}"
-    return f"python benchmarks/chaos.py --kills {given.kills} --seed {given.seed}{chosen}"
+def command() -> str:
+    chosen = "" if GIVEN.layouts == ",".join(LAYOUTS) else f" --layouts {GIVEN.layouts}"
+    chosen += "" if GIVEN.run == "chaos.yaml" else f" --run {GIVEN.run}"
+    return f"python benchmarks/chaos.py --kills {GIVEN.kills} --seed {GIVEN.seed}{chosen}"
 
 
 def torment(folder: Path, layout: str, kills: int, chance: random.Random, phases: tuple[str, ...]) -> Iterator[Tally]:
@@ -285,6 +298,13 @@ def write_run(folder: Path, name: str, layout: str) -> tuple[Path, Path, Path]:
     run, stores, file = folder / name, folder / f"{name}-stores", folder / f"{name}.yaml"
     tree = {**RUN, "run": str(run), "data": {**RUN["data"], "store": str(stores)},
             "parallel": {"data": LAYOUTS[layout][1]}}  # fmt: skip
+    if HAS_ROUNDS:
+        prompts = folder / "prompts.jsonl"
+        rows = ({"prompt": f"Number {number} is", "touched": str(folder / "scoring")} for number in range(100))
+        if not prompts.exists():  # the store records its time
+            prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        tree["data"]["sources"] = [{**RUN["data"]["sources"][0], "path": str(prompts)}]
+        tree["policy"] = {**RUN["policy"], "rewards": [f"{Path(__file__).with_name('chaos_rewards.py')}:vowels"]}
     file.write_text(yaml.safe_dump(tree))
     return run, stores, file
 

@@ -9,7 +9,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from run_on_disk import PHASES
+from run_on_disk import PHASES, PHASES_WITH_ROUNDS
 
 FROM_BEGINNING, FROM_LATEST, FROM_NEWER, FROM_OLDER, NOT_SO_FAR = (
     "from the beginning", "from `latest`", "from a newer one", "from an older one", "killed before that"
@@ -79,9 +79,11 @@ def report(command: str, length: str, tallies: dict[str, Tally], seconds: float)
 
 
 def _kills(tallies: dict[str, Tally]) -> str:
-    rows = [[layout, *(tally.kills[phase] for phase in PHASES), tally.kills.total(), tally.of_one]
+    has_rounds = any("rounds" in tally.undisturbed.outcome for tally in tallies.values())
+    phases = PHASES_WITH_ROUNDS if has_rounds else PHASES
+    rows = [[layout, *(tally.kills[phase] for phase in phases), tally.kills.total(), tally.of_one]
             for layout, tally in tallies.items()]  # fmt: skip
-    return _table(["", *PHASES, "all", "of one rank alone"], rows)
+    return _table(["", *phases, "all", "of one rank alone"], rows)
 
 
 def _starts(tallies: dict[str, Tally]) -> str:

@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import xxhash
+import zstandard
 
-PREPARING, FIRST_STEP, STEP, CHECKPOINT, COMMIT, EXPORT, OVER = (
-    "preparing", "first step", "mid-step", "mid-checkpoint", "mid-commit", "mid-export", "over"
+PREPARING, FIRST_STEP, WRITING, SCORING, STEP, CHECKPOINT, COMMIT, EXPORT, OVER = (
+    "preparing", "first step", "mid-writing", "mid-scoring", "mid-step", "mid-checkpoint", "mid-commit", "mid-export",
+    "over",
 )  # fmt: skip
 PHASES = (PREPARING, FIRST_STEP, STEP, CHECKPOINT, COMMIT, EXPORT)
+PHASES_WITH_ROUNDS = (PREPARING, FIRST_STEP, WRITING, SCORING, STEP, CHECKPOINT, COMMIT, EXPORT)
 _PARTIAL = re.compile(r"\.(.+)\.partial-(\d+)-[0-9a-f]+")
 _STEP = re.compile(r"step-(\d{9})")
 
@@ -42,7 +45,8 @@ class Watched:
         preparing: until the token store has its name. first step: until figures of this start's first step are there.
         mid-checkpoint: while a checkpoint has no name yet. mid-commit: it has its name, and `latest`, or `best` if it
         is, does not point to it yet, or an older one is just going. mid-export: from the last step's commit until
-        result.json is there. mid-step: all other times.
+        result.json is there. mid-writing: answers of the next round are written; mid-scoring: they are scored, so a
+        reward function has touched the file `scoring` since the round before. mid-step: all other times.
         """
         names = _names(self._run)
         if "result.json" in names:
@@ -63,7 +67,18 @@ class Watched:
             return EXPORT
         if own or (is_new and not is_pointed_at):
             return COMMIT
-        return STEP if self.step_logged() > self.newest_good else FIRST_STEP
+        step = self.step_logged()
+        if step <= self.newest_good:
+            return FIRST_STEP
+        return self._round_phase(step) or STEP
+
+    def _round_phase(self, step: int) -> str | None:
+        """Return the phase of the round after `step`, None if its file is there. A round has one step."""
+        rounds = sorted(_rounds(self._run))
+        if not rounds or len(rounds) > step:
+            return None
+        scored, written = _stamp(self._stores.parent / "scoring"), _stamp(rounds[-1])
+        return SCORING if scored and written and scored[1] > written[1] else WRITING
 
     def step_logged(self) -> int:
         """The newest step of which this start has written figures; 0 before it has opened the file."""
@@ -130,7 +145,21 @@ def outcome(run: Path, stores: Path) -> dict[str, Any]:
         ],
         "validations": [(line["step"], line["validation"]) for line in figures if "validation" in line],
         "latest and best": [_pointed_at(run / "checkpoints" / name) for name in ("latest", "best")],
-    }
+    } | ({"rounds": rounds} if (rounds := [_answers(file) for file in sorted(_rounds(run))]) else {})
+
+
+def _rounds(run: Path) -> list[Path]:
+    return list((run / "rollouts").glob("[0-9]*.jsonl.zst"))
+
+
+def _answers(file: Path) -> list[dict[str, Any]]:
+    """Return the answers of a round. Each prompt of the run must be there once, with all its answers."""
+    answers = [json.loads(line) for line in zstandard.ZstdDecompressor().decompress(file.read_bytes()).splitlines()]
+    number, names = int(file.name.partition(".")[0]), [(answer["number"], answer["answer"]) for answer in answers]
+    prompts, per_prompt = len({prompt for prompt, _ in names}), 1 + max(answer for _, answer in names)
+    expected = [(number * prompts + prompt, answer) for prompt in range(prompts) for answer in range(per_prompt)]
+    assert names == expected, f"{file}: prompts are lost or learned twice"
+    return answers
 
 
 def leftovers(run: Path) -> list[str]:

@@ -8,8 +8,7 @@
 3. Twice at the same time, a core each: one run is killed with SIGKILL halfway and started again, the other is not
    disturbed. Their weights must have the same hash; otherwise the exit status is 1.
 
-The accuracy is that of sums which neither training has seen. It rises, but not far yet: benchmarks/policy.md. Lines
-that begin with $ are commands to try.
+The accuracy is that of sums which neither training has seen. Lines that begin with $ are commands to try.
 """
 
 from __future__ import annotations
@@ -31,7 +30,10 @@ from typing import Any
 import yaml
 
 NUMBERS = range(10, 45)
-"""Summands. All right and wrong sums have two digits, so an answer has two tokens and its end."""
+"""Summands. All right and wrong sums have two digits, so an answer has two tokens and its end.
+
+They are written from the last digit, as one adds by hand: 24+13=73. A small model learns that sooner (Lee et al. 2023,
+arXiv:2307.03381)."""
 MISTAKES = (1, -1, 10, -10)
 UNSEEN = 200
 """Sums that are in no training text: the standard error of an accuracy of 90 % is 2 points."""
@@ -42,7 +44,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("runs/demo-rl"), help="emptied first")
     parser.add_argument("--seed", type=int, default=0, help="seed of the sums and of all runs")
     parser.add_argument("--base-steps", type=int, default=400, help="steps of the first training")
-    parser.add_argument("--steps", type=int, default=80, help="steps of learning from rewards")
+    parser.add_argument("--steps", type=int, default=240, help="steps of learning from rewards")
     options = parser.parse_args()
     os.environ |= {"HF_HUB_OFFLINE": "1", "PYTHONUTF8": "1"}
     folder: Path = options.folder
@@ -88,10 +90,16 @@ def write_sums(folder: Path, seed: int) -> None:
     random.Random(seed).shuffle(pairs)
     unseen, seen = pairs[:UNSEEN], pairs[UNSEEN:]
     write_rows(
-        folder / "sums.jsonl", ({"text": f"{a}+{b}={a + b + error}"} for a, b in seen for error in (0, *MISTAKES))
+        folder / "sums.jsonl",
+        ({"text": f"{a}+{b}={digits(a + b + error)}"} for a, b in seen for error in (0, *MISTAKES)),
     )
     for name, part in (("prompts", seen), ("unseen", unseen)):
-        write_rows(folder / f"{name}.jsonl", ({"prompt": f"{a}+{b}=", "answer": str(a + b)} for a, b in part))
+        write_rows(folder / f"{name}.jsonl", ({"prompt": f"{a}+{b}=", "answer": digits(a + b)} for a, b in part))
+
+
+def digits(number: int) -> str:
+    """Return a number, last digit first."""
+    return str(number)[::-1]
 
 
 def write_rows(file: Path, rows: Iterable[dict[str, str]]) -> None:
@@ -128,7 +136,7 @@ def policy_run(folder: Path, steps: int) -> dict[str, Any]:
         },
         "model": {"from": str(folder / "base/model")},
         "policy": {"answers": 8, "new_tokens": 3, "rewards": [{"equals": {"column": "answer"}}]},
-        "train": {"steps": steps, "batch": 32, "learning_rate": 1e-3},
+        "train": {"steps": steps, "batch": 32, "learning_rate": 2e-3, "warmup": 15, "schedule": "wsd"},
         "checkpoint": {"every": 15},
         "log": {"every": 1},
     }
