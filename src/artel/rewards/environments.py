@@ -21,7 +21,7 @@ from typing import Any
 from artel.plugins import describe_exception
 from artel.rewards.function import import_callable
 from artel.text import ToolCall
-from artel.text.tool_functions import CallFailed, read_functions
+from artel.text.tool_functions import CallFailed, import_functions
 
 TOOLS_KEY, ENVIRONMENT_KEY = "policy.tools", "policy.environment"
 _EXAMPLE = "class Game: … with reset(row) and step(reply)"
@@ -43,7 +43,7 @@ class Environments:
 
     def __init__(self, tools: str | None, environment: str | None) -> None:
         """Raise InputError if the file or the class cannot be used."""
-        self._functions = None if tools is None else read_functions(tools, TOOLS_KEY)
+        self._functions = None if tools is None else import_functions(tools, TOOLS_KEY)
         self._class: Callable[[], Any] | None = None
         if environment is not None:
             self._class = import_callable(environment, "class", ENVIRONMENT_KEY, _EXAMPLE)

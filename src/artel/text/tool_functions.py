@@ -61,11 +61,24 @@ def read_functions(file: str, key: str = "--tools") -> ToolFunctions:
 
     Raise InputError if the file is missing or invalid, or defines no function. `key` names the file in the error.
     """
+    path = _check_file(file, key)
+    if path.suffix != ".py":
+        return ToolFunctions(_read_json(path), {})
+    functions = _import_functions(path)
+    return ToolFunctions(tuple(_describe(name, function, path) for name, function in functions.items()), functions)
+
+
+def import_functions(file: str, key: str) -> ToolFunctions:
+    """Read the functions of a .py file, without their descriptions, which need torch. Raises like `read_functions`."""
+    return ToolFunctions((), _import_functions(_check_file(file, key)))
+
+
+def _check_file(file: str, key: str) -> Path:
     path = user_path(file, key)
     check_regular(path)
     if not path.is_file():
         raise InputError.at(key, f"there is no file {file}", "use a .json or .py file")
-    return _read_module(path) if path.suffix == ".py" else ToolFunctions(_read_json(path), {})
+    return path
 
 
 def _read_json(path: Path) -> Tools:
@@ -85,9 +98,7 @@ def _read_json(path: Path) -> Tools:
     return tuple(tools)
 
 
-def _read_module(path: Path) -> ToolFunctions:
-    from transformers.utils import get_json_schema  # imports torch
-
+def _import_functions(path: Path) -> dict[str, Callable[..., Any]]:
     module = import_user_file(path)
     functions = {
         name: value
@@ -96,13 +107,17 @@ def _read_module(path: Path) -> ToolFunctions:
     }
     if not functions:
         raise InputError.at(str(path), "defines no function", "add one: def get_weather(city: str) -> str: …")
-    tools = []
-    for name, function in functions.items():
-        try:
-            tools.append(get_json_schema(function))
-        except Exception as error:  # transformers' own exceptions for docstrings and types
-            line = inspect.getsourcelines(function)[1]
-            fix = "each argument needs a type, and a line in the docstring: `Args:` and below it `city: The city.`"
-            message = f"{name} cannot be described to a model: {' '.join(str(error).split())}"
-            raise InputError.at(f"{path}:{line}", message, fix) from None
-    return ToolFunctions(tuple(tools), functions)
+    return functions
+
+
+def _describe(name: str, function: Callable[..., Any], path: Path) -> dict[str, Any]:
+    from transformers.utils import get_json_schema  # imports torch
+
+    try:
+        description: dict[str, Any] = get_json_schema(function)
+    except Exception as error:  # transformers' own exceptions for docstrings and types
+        line = inspect.getsourcelines(function)[1]
+        fix = "each argument needs a type, and a line in the docstring: `Args:` and below it `city: The city.`"
+        message = f"{name} cannot be described to a model: {' '.join(str(error).split())}"
+        raise InputError.at(f"{path}:{line}", message, fix) from None
+    return description

@@ -74,8 +74,14 @@ class PolicyConfig(Section):
     rewards: list[RewardTerm] = Field(
         default=[], description="What scores an answer: the sum of these rewards, each times its weight."
     )
-    reward_timeout: Seconds = Field(default=60.0, gt=0, description="Time limit of a reward function for an answer.")
-    reward_memory: Bytes = Field(default=2**32, gt=0, description="Memory limit of a process that computes rewards.")
+    reward_timeout: Seconds = Field(
+        default=60.0,
+        gt=0,
+        description="Time limit of a reward function for an answer, of a tool, and of an environment's step.",
+    )
+    reward_memory: Bytes = Field(
+        default=2**32, gt=0, description="Memory limit of a process that runs rewards, tools and environments."
+    )
     tools: str | None = Field(
         default=None, description="Python file with functions that the model may call in its answers."
     )

@@ -126,8 +126,12 @@ class PolicyOptimization(Objective):
         settings = [config.data.block, policy.new_tokens, policy.form, config.chat.template, template_version(config)]
         if not policy.has_turns:
             return settings
-        tools = policy.tools and xxhash.xxh3_64_hexdigest(user_path(policy.tools, _TOOLS).read_bytes())
-        return [*settings, "turns", tools]
+        functions = b""
+        if (
+            policy.tools is not None and (file := user_path(policy.tools, _TOOLS)).is_file()
+        ):  # else `samples` reports it
+            functions = file.read_bytes()
+        return [*settings, "turns", xxhash.xxh3_64_hexdigest(functions)]
 
     @property
     def loss_description(self) -> str:
@@ -169,7 +173,7 @@ class PolicyOptimization(Objective):
 
     def _convert(self, prompt: Prompt, origin: str, set_name: str) -> DocumentSamples | Rejected | DroppedRecord:
         question: str | list[dict[str, str]] = prompt.text
-        conversation = {}
+        dialogue = {}
         if self._writer is not None:
             messages = prompt.messages or (Message("user", prompt.text),)
             tools = self._tools(prompt)
@@ -177,7 +181,7 @@ class PolicyOptimization(Objective):
                 return DroppedRecord("control_token")
             ids = self._writer.prompt_ids(messages, tools)
             if self._policy.has_turns:
-                conversation = {"conversation": dump_conversation(messages, tools)}
+                dialogue = {"dialogue": dump_conversation(messages, tools)}
             question = [{"role": message.role, "content": message.content} for message in messages]
         elif prompt.messages:
             return Rejected(origin, "no_text", "it is a conversation; write policy.form: conversation", set_name)
@@ -185,7 +189,7 @@ class PolicyOptimization(Objective):
             ids = self.tokenizer.prompt(prompt.text)
         if len(ids) + self._policy.new_tokens > self.config.data.block:
             return DroppedRecord("longer_than_block")
-        reference = {"prompt": question, "columns": dict(prompt.columns), **conversation}
+        reference = {"prompt": question, "columns": dict(prompt.columns), **dialogue}
         return DocumentSamples([Sample(np.array(ids, dtype=np.int64))], reference=reference)
 
     def token_views(self, rows: Rows) -> list[TokenView]:
@@ -224,7 +228,7 @@ class PolicyOptimization(Objective):
         if not self._policy.has_turns:
             return None
         assert self._writer is not None
-        return Dialogue(self._writer, *load_conversation(reference["conversation"]))
+        return Dialogue(self._writer, *load_conversation(reference["dialogue"]))
 
     def set_round(self, round_: Round, *, is_fresh: bool, seconds: Mapping[str, float]) -> None:
         import torch
@@ -383,7 +387,7 @@ class PolicyOptimization(Objective):
 def _join(segment: Segment, *, learned: bool) -> Answer:
     """Concatenate a prompt and what follows it. The tokens that the model wrote are targets if `learned`."""
     is_written = [log_prob is not None for log_prob in segment.log_probs]
-    flags = np.concatenate([np.zeros(len(segment.prompt_ids)), np.array(is_written) & learned])
+    flags = np.concatenate([np.zeros(len(segment.prompt_ids)), np.array(is_written, dtype=bool) & learned])
     return Answer(np.array(segment.prompt_ids + segment.ids, dtype=np.int64), flags)
 
 
