@@ -12,11 +12,11 @@ import torch
 from artel.config import RunConfig
 from artel.errors import InputError
 from artel.inference import ChatSession, ChatSettings, evaluate, open_model
-from artel.inference.chat_functions import read_functions
 from artel.objectives import Chat
 from artel.objectives.conversation.calls import CallTurn, call_metrics, call_turns, conversation_reference, same_calls
 from artel.parallel import World
 from artel.text import Conversation, Document, Message, Record, ToolCall
+from artel.text.tool_functions import read_functions
 from artel.tokens.tokenizer.chat_template import CHATML
 from printed.inputs import written
 from support.chat_models import MARKS, learned_by_heart, llama, saved, trained_tokenizer

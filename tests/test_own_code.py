@@ -6,8 +6,8 @@ import pytest
 
 import artel
 from artel.errors import InputError, WorkError
-from artel.inference.chat_functions import read_functions
 from artel.text import ToolCall
+from artel.text.tool_functions import read_functions
 from support.runs import write_run
 
 RAISING = {

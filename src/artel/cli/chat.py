@@ -57,7 +57,7 @@ def chat(
     print_status("loading the model")
     quiet_libraries()
     from artel.inference import ChatSession, ChatSettings, open_model
-    from artel.inference.chat_functions import read_functions
+    from artel.text.tool_functions import read_functions
 
     try:
         system.encode()

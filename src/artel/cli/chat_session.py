@@ -22,8 +22,8 @@ from artel.printable import escape_lines
 if TYPE_CHECKING:
     from artel.inference import ChatSession
     from artel.inference.chat import Exchange
-    from artel.inference.chat_functions import ChatFunctions
     from artel.text import ToolCall
+    from artel.text.tool_functions import ToolFunctions
 
 _PROMPT = "> "
 _HISTORY_LINES = 1000
@@ -69,7 +69,7 @@ class Screen:
 class Session:
     """A conversation whose lines are messages and commands."""
 
-    def __init__(self, conversation: ChatSession, screen: Screen, functions: ChatFunctions | None = None) -> None:
+    def __init__(self, conversation: ChatSession, screen: Screen, functions: ToolFunctions | None = None) -> None:
         """`functions`: functions that the model may call. If they cannot run, the user types their results."""
         self.conversation = conversation
         self._screen = screen

@@ -50,19 +50,22 @@ def sample_answers(
     seeds: Sequence[Sequence[int]],
     sampling: Sampling,
     *,
+    limits: Sequence[int] | None = None,
     together: bool = True,
     on_progress: Callable[[float], None] = lambda _: None,
 ) -> list[list[SampledAnswer]]:
     """Return one answer to prompt i for each of `seeds[i]`, sampled with that seed.
 
+    `limits`: maximum length of the answers to each prompt; default: `sampling.new_tokens`.
     `together`: False computes one answer after another, for a model whose weights are gathered from other ranks.
     `on_progress` is called with the fraction of finished answers.
 
     Raise WorkError if the model fails, InputError if the answers do not fit into memory.
     """
+    limits = [sampling.new_tokens] * len(prompts) if limits is None else limits
     generations = [
-        _AnswerGeneration(tokenizer, prompt, replace(sampling, seed=seed))
-        for prompt, prompt_seeds in zip(prompts, seeds, strict=True)
+        _AnswerGeneration(tokenizer, prompt, replace(sampling, seed=seed, new_tokens=limit))
+        for prompt, prompt_seeds, limit in zip(prompts, seeds, limits, strict=True)
         for seed in prompt_seeds
     ]
     if not generations:
@@ -70,7 +73,7 @@ def sample_answers(
     events: queue.SimpleQueue[EngineError | None] = queue.SimpleQueue()
     for generation in generations:
         generation.events = events
-    context = max(len(prompt.ids) for prompt in prompts) + sampling.new_tokens
+    context = max(len(prompt.ids) + limit for prompt, limit in zip(prompts, limits, strict=True))
     was_training = model.training
     try:
         if together:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -28,9 +29,16 @@ class Answer:
 
 
 def answer_tensors(
-    samples: Sequence[Sequence[Answer]], *, share_prompts: bool, min_length: int = 1
+    samples: Sequence[Sequence[Answer]],
+    *,
+    share_prompts: bool,
+    min_length: int = 1,
+    entries: Sequence[int] | None = None,
 ) -> dict[str, torch.Tensor]:
     """Return the tensors of samples with equally many answers each, in rows of at least `min_length` tokens.
+
+    `entries`: for each answer of all samples, the number of consecutive entries in `samples` that belong to it; default
+    1. An answer with several entries is one that the model wrote after several prompts.
 
     input_ids int64 (rows, length): one answer per row, or with `share_prompts` as many samples as fit. `targets` int64
     (count,): the tokens of the answers. `target_positions` int64 (count,): the positions in the flattened rows that
@@ -57,8 +65,9 @@ def answer_tensors(
         "target_positions": np.concatenate([positions for positions, _ in answers]),
         "targets": np.concatenate([targets for _, targets in answers]),
     }
-    ends = np.cumsum([len(targets) for _, targets in answers])
-    answer_targets = [np.arange(end - len(targets), end) for end, (_, targets) in zip(ends, answers, strict=True)]
+    entry_ends = np.cumsum([len(targets) for _, targets in answers])
+    ends = entry_ends if entries is None else entry_ends[np.cumsum(entries) - 1]
+    answer_targets = [np.arange(start, end) for start, end in pairwise([0, *ends])]
     longest = max(1, *map(len, answer_targets))
     padded_targets = stack_rows(answer_targets, longest, int(ends[-1]))
     arrays["answer_targets"] = padded_targets.reshape(len(samples), -1, longest)

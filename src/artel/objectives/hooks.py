@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from artel.generation import GenerationPrompt
     from artel.generation.generate import Sampling
     from artel.models.loading.heads import Head
+    from artel.objectives.conversation.dialogue import Dialogue
     from artel.objectives.rollouts import Round
     from artel.objectives.types import Batch
     from artel.text import Record
@@ -300,6 +301,12 @@ class RoundSettings:
     """Time limit of a reward function."""
     reward_bytes: int
     """Memory limit of a process that computes rewards."""
+    turns: int = 1
+    """Maximum number of replies in an answer."""
+    tools: str | None = None
+    """File with functions that the model may call."""
+    environment: str | None = None
+    """Class that answers replies: FILE.py:CLASS or MODULE:CLASS."""
 
 
 class RoundHooks:
@@ -316,6 +323,10 @@ class RoundHooks:
     def round_prompt(self, model: PreTrainedModel, ids: list[int]) -> GenerationPrompt:  # if it has `rounds`
         """Return the prompt that the model answers, from the ids of a sample."""
         raise NotImplementedError
+
+    def dialogue(self, reference: Mapping[str, Any]) -> Dialogue | None:
+        """Return the conversation of an answer, from the reference of its prompt. None: an answer is one reply."""
+        return None
 
     def set_round(self, round_: Round, *, is_fresh: bool, seconds: Mapping[str, float]) -> None:  # if it has `rounds`
         """Learn from this round from now on.

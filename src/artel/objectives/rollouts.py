@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import orjson
@@ -18,6 +19,22 @@ import zstandard
 
 from artel.errors import InputError
 from artel.storage import write_file
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A text as the model read and wrote it: a prompt, then replies and the messages between them."""
+
+    prompt_ids: list[int]
+    ids: list[int]
+    """Token ids after the prompt."""
+    log_probs: list[float | None]
+    """Log-probability of each of `ids` under the policy that wrote it, in nats. None: the model did not write it."""
+
+    @property
+    def written(self) -> list[float]:
+        """The log-probabilities of the ids that the model wrote."""
+        return [log_prob for log_prob in self.log_probs if log_prob is not None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +53,12 @@ class Rollout:
     seed: int
     prompt_ids: list[int]
     ids: list[int]
-    """Token ids of the answer, including the end token if the model wrote one."""
-    log_probs: list[float]
-    """Log-probability of each id under the policy that wrote it, in nats."""
+    """Token ids of the answer, including end tokens that the model wrote. In an answer with several replies, also those
+    of the messages between them."""
+    log_probs: list[float | None]
+    """Log-probability of each id under the policy that wrote it, in nats. None: the model did not write it."""
     text: str
+    """The last reply."""
     cut_off: bool
     """True if it reached the maximum length."""
     rewards: dict[str, float | None]
@@ -48,6 +67,27 @@ class Rollout:
     """Weighted sum of the rewards; None if there are none."""
     failures: dict[str, str]
     """The reason of each function that failed on this answer."""
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    """Replies, results of tools and messages of the environment; empty without tools and environment."""
+    restarts: list[Segment] = field(default_factory=list)
+    """The rest of the answer, if the chat template does not continue the earlier ids: each segment has a new prompt."""
+
+    @classmethod
+    def from_json(cls, line: bytes) -> Rollout:
+        """Return the rollout in a line of a file. Raise ValueError or TypeError if it is none."""
+        fields = orjson.loads(line)
+        return cls(**fields | {"restarts": [Segment(**segment) for segment in fields.get("restarts", [])]})
+
+    @property
+    def segments(self) -> list[Segment]:
+        """The answer as the model read and wrote it: one segment, or several if there are `restarts`."""
+        first = Segment(self.prompt_ids, self.ids, self.log_probs)
+        return [first, *self.restarts] if self.ids else self.restarts or [first]
+
+    @property
+    def length(self) -> int:
+        """Number of tokens that the model wrote."""
+        return sum(len(segment.written) for segment in self.segments)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +131,7 @@ def read_round(folder: Path, number: int, prompts: Mapping[int, Sequence[int]]) 
         return None
     try:
         lines = zstandard.ZstdDecompressor().decompress(file.read_bytes(), allow_extra_data=False).splitlines()
-        rollouts = tuple(Rollout(**orjson.loads(line)) for line in lines)
+        rollouts = tuple(map(Rollout.from_json, lines))
     except (zstandard.ZstdError, ValueError, TypeError) as error:
         raise InputError.at(str(file), f"is damaged: {error}", "restore a copy of it") from None
     if [(rollout.number, rollout.prompt_ids) for rollout in rollouts if rollout.answer == 0] != list(prompts.items()):

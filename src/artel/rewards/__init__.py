@@ -4,6 +4,6 @@ artel never executes completions: its built-in rewards treat them as text. A use
 """
 
 from artel.rewards.completion import Completion, Reward
-from artel.rewards.pool import Failure, RewardPool, Scores
+from artel.rewards.pool import Failure, Job, RewardPool, Scores
 
-__all__ = ["Completion", "Failure", "Reward", "RewardPool", "Scores"]
+__all__ = ["Completion", "Failure", "Job", "Reward", "RewardPool", "Scores"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 
@@ -14,12 +14,24 @@ class Completion:
     prompt: str | list[dict[str, Any]]
     """Text, or the messages of a conversation."""
     text: str
-    """The answer as text."""
+    """The answer as text; the last reply if it has several."""
     columns: dict[str, Any]
     """The other columns of the prompt's record."""
     tokens: int
     cut_off: bool
     """True if it reached the maximum length."""
+    replies: list[dict[str, Any]] = field(default_factory=list)
+    """All messages after the prompt, if tools or an environment took part."""
+
+    @property
+    def turns(self) -> list[dict[str, Any]]:
+        """The messages after the prompt."""
+        return self.replies or [{"role": "assistant", "content": self.text}]
+
+    @property
+    def messages(self) -> list[dict[str, Any]] | None:
+        """The whole conversation; None if the prompt is a plain text."""
+        return None if isinstance(self.prompt, str) else [*self.prompt, *self.turns]
 
     def column(self, name: str) -> Any:
         """Return the value of a column. Raise KeyError, with the names of all columns, if the record lacks it."""

@@ -2,9 +2,10 @@
 
 - `completion` (a text) and `prompt`: called with one answer; returns a number or None.
 - `completions` and `prompts`: called with all answers of a round; returns a list. This is TRL's convention: if the
-  prompts are conversations, each completion is a list with one message.
+  prompts are conversations, each completion is a list of messages.
 
-Every other argument gets the column of that name: the value in the prompt's record, or a list with a value per answer.
+`messages` gets the whole conversation, with the prompt; None if the prompt is a plain text. Every other argument gets
+the column of that name: the value in the prompt's record, or a list with a value per answer.
 `**kwargs` gets all columns. The function may be a coroutine function.
 """
 
@@ -38,16 +39,13 @@ class FunctionConfig(ShortSection):
     @field_validator("name")
     @classmethod
     def _check_name(cls, name: str) -> str:
-        module, _, function = name.rpartition(":")
-        if not module or not function.isidentifier():
-            raise ValueError(f"{name!r} is not a function; write FILE.py:FUNCTION or MODULE:FUNCTION")
-        return name
+        return check_name(name, "function")
 
 
 class FunctionReward:
     def __init__(self, settings: FunctionConfig) -> None:
         self._name = settings.name
-        self._function = _import_function(settings.name)
+        self._function = import_callable(settings.name, "function", _KEY, _EXAMPLE)
         parameters = _read_parameters(self._function, settings.name)
         self.batch = any(name in parameters for name in ("completions", "prompts"))
         single = [name for name in ("completion", "prompt") if name in parameters]
@@ -74,16 +72,18 @@ class FunctionReward:
         return [await self._function(**self._arguments(completion)) for completion in completions]
 
     def _arguments(self, completion: Completion) -> dict[str, Any]:
-        return self._select(completion.columns | {"completion": completion.text, "prompt": completion.prompt})
+        values = {"completion": completion.text, "prompt": completion.prompt, "messages": completion.messages}
+        return self._select(completion.columns | values)
 
     def _batch_arguments(self, completions: list[Completion]) -> dict[str, Any]:
         names = dict.fromkeys(name for completion in completions for name in completion.columns)
         columns: dict[str, Any] = {name: [item.columns.get(name) for item in completions] for name in names}
-        texts = [
-            item.text if isinstance(item.prompt, str) else [{"role": "assistant", "content": item.text}]
-            for item in completions
-        ]
-        return self._select(columns | {"completions": texts, "prompts": [item.prompt for item in completions]})
+        values = {
+            "completions": [item.text if isinstance(item.prompt, str) else item.turns for item in completions],
+            "prompts": [item.prompt for item in completions],
+            "messages": [item.messages for item in completions],
+        }
+        return self._select(columns | values)
 
     def _select(self, values: dict[str, Any]) -> dict[str, Any]:
         """Return the values that the function accepts. Raise MissingColumn if a required one is missing."""
@@ -100,21 +100,31 @@ class FunctionReward:
 _VARIADIC = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
 
 
-def _import_function(name: str) -> Callable[..., Any]:
+def check_name(name: str, kind: str) -> str:
+    """Return the name of a function or class of the user. Raise ValueError if it is none. `kind`: function or class."""
+    module, _, attribute = name.rpartition(":")
+    if not module or not attribute.isidentifier():
+        raise ValueError(f"{name!r} is not a {kind}; write FILE.py:{kind.upper()} or MODULE:{kind.upper()}")
+    return name
+
+
+def import_callable(name: str, kind: str, key: str, example: str) -> Callable[..., Any]:
+    """Import a function or class of the user. Raise InputError at `key` if it is missing."""
     module_name, _, attribute = name.rpartition(":")
+    fix = f"write FILE.py:{kind.upper()} or MODULE:{kind.upper()}"
     if module_name.endswith(".py"):
-        path = user_path(module_name, _KEY)
+        path = user_path(module_name, key)
         check_regular(path)
         if not path.is_file():
-            raise InputError.at(_KEY, f"there is no file {module_name}", "write FILE.py:FUNCTION or MODULE:FUNCTION")
+            raise InputError.at(key, f"there is no file {module_name}", fix)
         module = import_user_file(path)
     else:
-        module = import_user_module(module_name, _KEY, "write FILE.py:FUNCTION or MODULE:FUNCTION")
-    with guard_user_code(_KEY, f"{name} cannot be imported"):
-        function = getattr(module, attribute, None)
-    if not callable(function):
-        raise InputError.at(_KEY, f"{module_name} has no function {attribute!r}", f"add it: {_EXAMPLE}")
-    return function
+        module = import_user_module(module_name, key, fix)
+    with guard_user_code(key, f"{name} cannot be imported"):
+        value = getattr(module, attribute, None)
+    if not callable(value):
+        raise InputError.at(key, f"{module_name} has no {kind} {attribute!r}", f"add it: {example}")
+    return value
 
 
 def _read_parameters(function: Callable[..., Any], name: str) -> dict[str, inspect.Parameter]:

@@ -1,4 +1,4 @@
-"""Score completions in child processes with time and memory limits.
+"""Score completions in child processes with time and memory limits, and run tools and environments in them.
 
 artel never executes completions, but a user's function may: its process has these limits, and the user's permissions.
 """
@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -52,6 +53,14 @@ class Scores:
     failures: list[Failure]
 
 
+class Job(NamedTuple):
+    """Requests to tools or to an environment (`environments.py`), for one answer."""
+
+    answer: int
+    """Number of the answer. Its environment lives in the process that this number selects."""
+    requests: list[dict[str, Any]]
+
+
 class _Call(NamedTuple):
     term: int
     completions: range
@@ -72,6 +81,8 @@ class RewardPool:
         workers: number of processes.
         key: key of the terms in the run file, for errors.
         start_seconds: limit of a process's start, in which it imports the rewards.
+        tools: Python file with functions that `respond` calls.
+        environment: class of the environments of `respond`, FILE.py:CLASS or MODULE:CLASS.
     """
 
     def __init__(
@@ -84,6 +95,8 @@ class RewardPool:
         workers: int,
         key: str = REWARDS.key,
         start_seconds: float = _START_SECONDS,
+        tools: str | None = None,
+        environment: str | None = None,
     ) -> None:
         self._terms = list(terms)
         self._start_request = {
@@ -91,16 +104,22 @@ class RewardPool:
             "plugins": list(plugins),
             "seconds": seconds,
             "memory_bytes": memory_bytes,
+            "tools": tools,
+            "environment": environment,
         }
         self._seconds, self._memory_bytes, self._workers, self._key = seconds, memory_bytes, workers, key
         self._start_seconds = start_seconds
-        self._idle: queue.LifoQueue[RewardProcess | None] = queue.LifoQueue()
-        for _ in range(workers):
-            self._idle.put(None)  # a process that is not started yet
+        self._slots: list[RewardProcess | None] = [None] * workers
+        """None: a process that is not started yet."""
+        self._idle: queue.LifoQueue[int] = queue.LifoQueue()
+        for slot in reversed(range(workers)):
+            self._idle.put(slot)
         self._processes: set[RewardProcess] = set()
         self._lock = threading.Lock()
         self._is_closed = False
         self._kinds: list[dict[str, bool]] | None = None
+        self.has_environment_reward = False
+        """True if the environment has a reward. Known after `check`."""
         self.names = _unique_names(self._terms)
 
     def __enter__(self) -> Self:
@@ -123,19 +142,17 @@ class RewardPool:
         """Start a process. Raise InputError with all problems if a reward cannot be imported or created."""
         if self._kinds is not None:
             return
-        process = self._idle.get()  # None: no process has been started yet
         try:
             process, answer = self._start()
-            if answer["problems"]:
-                self._remove(process)
-                process = None
-                raise InputError(self._locate(*problem) for problem in answer["problems"])
-            self._kinds = answer["kinds"]
         except ProcessLost as error:
             what = f"the rewards cannot be imported: {error}"
             raise InputError.at(self._key, what, "look at what your modules do while they are imported") from None
-        finally:
-            self._idle.put(process)
+        if answer["problems"]:
+            self._remove(process)
+            raise InputError(self._locate(*problem) for problem in answer["problems"])
+        self._slots[0] = process  # the next to be used
+        self._kinds = answer["kinds"]
+        self.has_environment_reward = answer["environment_reward"]
 
     def score(
         self, completions: Sequence[Completion], on_progress: Callable[[float], object] = lambda _: None
@@ -154,19 +171,11 @@ class RewardPool:
         ]
         values = np.full((len(completions), len(self._terms)), np.nan)
         failures = []
-        with ThreadPoolExecutor(self._workers) as threads:
-            try:
-                results = []
-                for result in threads.map(lambda call: self._score_call(call, completions), calls):
-                    results.append(result)
-                    on_progress(len(results) / len(calls))
-            except BaseException:  # Ctrl-C
-                with self._lock:
-                    self._is_closed = True
-                    for process in self._processes:
-                        process.signal()
-                threads.shutdown(cancel_futures=True)
-                raise
+        with ThreadPoolExecutor(self._workers) as threads, self._killing_processes([threads]):
+            results = []
+            for result in threads.map(lambda call: self._score_call(call, completions), calls):
+                results.append(result)
+                on_progress(len(results) / len(calls))
         for call, scores in zip(calls, results, strict=True):
             for index, (score, reason) in zip(call.completions, scores, strict=True):
                 if score is not None:
@@ -174,6 +183,45 @@ class RewardPool:
                 if reason is not None:
                     failures.append(Failure(index, self.names[call.term], reason))
         return Scores(self.names, values, self._totals(values), sorted(failures))
+
+    def respond(
+        self, jobs: Sequence[Job], on_progress: Callable[[float], object] = lambda _: None
+    ) -> list[list[dict[str, Any]]]:
+        """Return what tools and environments answer to the requests of each job.
+
+        A request that fails, exceeds its limits or loses its process has {"failure": reason}.
+        """
+        self.check()
+        with ExitStack() as stack:
+            threads = [stack.enter_context(ThreadPoolExecutor(1)) for _ in range(self._workers)]  # one per process
+            stack.enter_context(self._killing_processes(threads))
+            futures = [threads[job.answer % self._workers].submit(self._serve, job) for job in jobs]
+            answers = []
+            for future in futures:
+                answers.append(future.result())
+                on_progress(len(answers) / len(jobs))
+        return answers
+
+    def _serve(self, job: Job) -> list[dict[str, Any]]:
+        slot, answers = job.answer % self._workers, []
+        for request in job.requests:
+            answer = self._ask(slot, request, self._seconds)
+            answers.append({"failure": answer} if isinstance(answer, str) else answer)
+        return answers
+
+    @contextmanager
+    def _killing_processes(self, executors: Sequence[ThreadPoolExecutor]) -> Iterator[None]:
+        """End the processes and threads if the block raises: Ctrl-C."""
+        try:
+            yield
+        except BaseException:
+            with self._lock:
+                self._is_closed = True
+                for process in self._processes:
+                    process.signal()
+            for executor in executors:
+                executor.shutdown(cancel_futures=True)
+            raise
 
     def _totals(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         weights = np.array([term.weight for term in self._terms])
@@ -195,30 +243,35 @@ class RewardPool:
         assert self._kinds is not None
         request = {"term": call.term, "completions": [asdict(completions[index]) for index in call.completions]}
         seconds = self._seconds + (_GRACE_SECONDS if self._kinds[call.term]["concurrent"] else 0)
-        process = self._idle.get()
+        slot = self._idle.get()
         try:
-            while True:
-                is_new = process is None or process.requests == 1
-                try:
-                    if process is None:
-                        process = self._start()[0]
-                    answer = process.ask(request, seconds)
-                    if "results" in answer:
-                        return [(score, reason) for score, reason in answer["results"]]
-                    reason = str(answer.get("lost"))
-                    is_timeout = False
-                except ProcessLost as error:
-                    reason, is_timeout = str(error), isinstance(error, ProcessTimeout)
-                if process is not None:
-                    self._remove(process)
-                    process = None
-                if is_timeout:
-                    return time_reason(self._seconds)
-                if is_new:
-                    out_of_memory = f"took more than {self._memory_bytes / 2**20:,.0f} MiB of memory"
-                    return out_of_memory if reason == OUT_OF_MEMORY else reason
+            answer = self._ask(slot, request, seconds)
         finally:
-            self._idle.put(process)
+            self._idle.put(slot)
+        return answer if isinstance(answer, str) else [(score, reason) for score, reason in answer["results"]]
+
+    def _ask(self, slot: int, request: dict[str, Any], seconds: float) -> dict[str, Any] | str:
+        """Return the answer of the process in a slot, or the reason why the process was lost."""
+        while True:
+            process = self._slots[slot]
+            is_new = process is None or process.requests == 1
+            try:
+                if process is None:
+                    process = self._slots[slot] = self._start()[0]
+                answer = process.ask(request, seconds)
+                if "lost" not in answer:
+                    return answer
+                reason, is_timeout = str(answer["lost"]), False
+            except ProcessLost as error:
+                reason, is_timeout = str(error), isinstance(error, ProcessTimeout)
+            self._slots[slot] = None
+            if process is not None:
+                self._remove(process)
+            if is_timeout:
+                return time_reason(self._seconds)
+            if is_new:
+                out_of_memory = f"took more than {self._memory_bytes / 2**20:,.0f} MiB of memory"
+                return out_of_memory if reason == OUT_OF_MEMORY else reason
 
     def _start(self) -> tuple[RewardProcess, dict[str, Any]]:
         """Start a process. Return it with its first answer."""

@@ -1,7 +1,8 @@
 """A child process that scores completions: `python -m artel.rewards.worker SOCKET`, started by `RewardPool`.
 
-It reads requests from a socket and answers each, with one JSON object per line. The first request has the rewards and
-the limits, the others have completions. Output that functions print goes to standard error.
+It reads requests from a socket and answers each, with one JSON object per line. The first request has the rewards,
+tools, environment and limits. The others have completions, or calls and replies (`environments.py`). Output that
+functions print goes to standard error.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import socket
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from artel.config import RewardTerm
 from artel.errors import ArtelError, Problem
@@ -28,6 +29,9 @@ from artel.registry import REWARDS
 from artel.rewards.completion import Completion, MissingColumn
 from artel.rewards.process import OUT_OF_MEMORY, Result, time_reason
 
+if TYPE_CHECKING:
+    from artel.rewards.environments import Environments
+
 
 def main() -> None:
     connection = socket.socket(fileno=int(sys.argv[1]))
@@ -36,14 +40,18 @@ def main() -> None:
     requests = connection.makefile("rb")
     start = json.loads(requests.readline())
     _limit_memory(start["memory_bytes"])
-    rewards, answer = _build_all(start)
+    rewards, environments, answer = _build_all(start)
     with asyncio.Runner() as runner:
         while True:
             connection.sendall(json.dumps(answer).encode() + b"\n")
             line = requests.readline()
             if not line:
                 os._exit(0)
-            answer = _score(rewards, json.loads(line), start["seconds"], runner)
+            request = json.loads(line)
+            if "term" in request:
+                answer = _score(rewards, request, start["seconds"], runner)
+            else:
+                answer = _respond(environments, request)
 
 
 def _end_with_parent(descriptor: int) -> None:
@@ -63,9 +71,13 @@ def _limit_memory(limit: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def _build_all(start: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-    """Create the rewards of all terms. Return them with the first answer: their kinds, and any problems."""
+def _build_all(start: dict[str, Any]) -> tuple[list[Any], Environments | None, dict[str, Any]]:
+    """Create the rewards of all terms, and the environments.
+
+    Return them with the first answer: their kinds, and any problems.
+    """
     rewards: list[Any] = []
+    environments: Environments | None = None
     problems: list[tuple[int | None, Problem]] = []
     try:
         for name in start["plugins"]:
@@ -80,12 +92,24 @@ def _build_all(start: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
                 rewards.append(REWARDS[term.reward](settings))
         except ArtelError as error:
             problems += [(index, problem) for problem in error.problems]
+    try:
+        if start["tools"] or start["environment"]:
+            from artel.rewards.environments import Environments
+
+            environments = Environments(start["tools"], start["environment"])
+    except ArtelError as error:
+        problems += [(None, problem) for problem in error.problems]
     kinds = [{name: bool(getattr(reward, name, False)) for name in ("batch", "concurrent")} for reward in rewards]
-    return rewards, {
-        "id": 0,
-        "kinds": kinds,
-        "problems": [(index, problem.where, problem.what, problem.fix) for index, problem in problems],
-    }
+    return (
+        rewards,
+        environments,
+        {
+            "id": 0,
+            "kinds": kinds,
+            "environment_reward": environments is not None and environments.has_reward,
+            "problems": [(index, problem.where, problem.what, problem.fix) for index, problem in problems],
+        },
+    )
 
 
 def _score(rewards: list[Any], request: dict[str, Any], seconds: float, runner: asyncio.Runner) -> dict[str, Any]:
@@ -105,6 +129,21 @@ def _score(rewards: list[Any], request: dict[str, Any], seconds: float, runner: 
         if os.getpid() != pid:  # the function has forked, and this is its child
             os._exit(0)
     return {"id": request["id"], "results": [result for call in results for result in call]}
+
+
+def _respond(environments: Environments | None, request: dict[str, Any]) -> dict[str, Any]:
+    assert environments is not None
+    pid = os.getpid()
+    try:
+        answer = environments.answer(request)
+        if "value" in answer:
+            answer = dict(zip(("value", "failure"), _read_score(answer["value"]), strict=True))
+        return {"id": request["id"], **answer}
+    except MemoryError:
+        return {"id": request["id"], "lost": OUT_OF_MEMORY}
+    finally:
+        if os.getpid() != pid:  # the function has forked, and this is its child
+            os._exit(0)
 
 
 def _call(reward: Callable[..., Any], completions: list[Completion], runner: asyncio.Runner) -> list[Result]:

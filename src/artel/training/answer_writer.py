@@ -6,11 +6,13 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import xxhash
 
-from artel.generation.answers import SampledAnswer, sample_answers
+from artel.errors import InputError
+from artel.generation import GenerationPrompt
+from artel.generation.answers import sample_answers
 from artel.host import usable_cores
 from artel.messages import logger
 from artel.objectives import Objective
@@ -19,22 +21,13 @@ from artel.objectives.rollouts import Rollout
 from artel.parallel import ParallelStrategy, World
 from artel.rewards import Completion, RewardPool
 from artel.tokens import StoreSplit
+from artel.training.drafts import Draft, Question
 from artel.training.heartbeat import heartbeat
+from artel.training.interaction import Interaction
 
 _MAX_REWARD_PROCESSES = 4
 """Maximum number of reward processes per process of the run."""
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """A prompt of a round."""
-
-    number: int
-    """Running number of the prompt in the run."""
-    index: int
-    """Index in its split."""
-    epoch: int
-    attempt: int = 0
+_ACTIVITIES = {"writing": "writing answers", "running": "running tools", "scoring": "scoring answers"}
 
 
 @dataclass(slots=True)
@@ -63,22 +56,15 @@ class AnswerWriter:
         """Return `answers` answers to each question, with their rewards."""
 
         def write_and_score(local_questions: list[Question]) -> list[list[Rollout]]:
-            with self._measure("writing"):
-                sampled = self._sample(local_questions, answers)
-            with self._measure("scoring"):
-                return self._score(local_questions, sampled)
+            return self._score(self._write_drafts(local_questions, answers), answers)
 
         if self.strategy.holds_full_model:
             return self.world.map_over_ranks(write_and_score, questions)
         # A forward pass needs the weights of all ranks, so all ranks write every answer. The first rank scores them.
-        groups = None
-        if self.world.first:
-            groups = write_and_score(questions)
-        else:
-            self._sample(questions, answers)
-        first_groups = self.world.all_gather(groups)[0]
-        assert first_groups is not None
-        return first_groups
+        drafts = self._write_drafts(questions, answers)
+        groups = self.world.all_gather(self._score(drafts, answers) if self.world.first else None)[0]
+        assert groups is not None
+        return groups
 
     @contextmanager
     def _measure(self, activity: str) -> Iterator[None]:
@@ -89,58 +75,81 @@ class AnswerWriter:
         self.seconds[activity] = self.seconds.get(activity, 0.0) + time.monotonic() - started
 
     def _report(self, fraction: float) -> None:
-        heartbeat(f"{self._activity} answers")
-        self.show_progress(f"{self._activity} answers", fraction)
+        heartbeat(_ACTIVITIES[self._activity])
+        self.show_progress(_ACTIVITIES[self._activity], fraction)
 
-    def _sample(self, questions: list[Question], answers: int) -> list[list[SampledAnswer]]:
-        model, tokenizer = self.strategy.model, self.objective.tokenizer
-        prompts = [
-            self.objective.round_prompt(model, self.split.sample(question.index).ids.tolist()) for question in questions
-        ]
-        seeds = [[self._seed(question, answer) for answer in range(answers)] for question in questions]
+    def _write_drafts(self, questions: list[Question], answers: int) -> list[Draft]:
+        """Write `answers` answers to each question. All unfinished answers get their next reply together."""
+        drafts: list[Draft] = []
+        for question in questions:
+            ids, reference = self.split.sample(question.index).ids.tolist(), self.split.reference(question.index)
+            for answer in range(answers):
+                dialogue, new_tokens = self.objective.dialogue(reference), self.settings.sampling.new_tokens
+                drafts.append(Draft(question, answer, len(drafts), ids, reference, new_tokens, dialogue))
+        interaction = Interaction(
+            self.settings, self.strategy, self.world, self.pool, self.objective.tokenizer,
+            lambda: self._measure("running"), self._report,
+        )  # fmt: skip
+        end = self.objective.round_prompt(self.strategy.model, [])
+        interaction.open(drafts)
+        while active := [draft for draft in drafts if not draft.is_over]:
+            with self._measure("writing"):
+                self._write_replies(active, end)
+            interaction.answer(active, end)
+        interaction.close(drafts)
+        return drafts
+
+    def _write_replies(self, drafts: list[Draft], end: GenerationPrompt) -> None:
         with self.strategy.generating():
-            return sample_answers(
-                model, tokenizer, prompts, seeds, self.settings.sampling,
-                together=self.strategy.holds_full_model, on_progress=self._report,
-            )  # fmt: skip
+            replies = sample_answers(
+                self.strategy.model,
+                self.objective.tokenizer,
+                [replace(end, ids=draft.next_ids) for draft in drafts],
+                [[self._seed(draft.question, draft.answer, draft.replies)] for draft in drafts],
+                self.settings.sampling,
+                limits=[draft.space for draft in drafts],
+                together=self.strategy.holds_full_model,
+                on_progress=self._report,
+            )
+        for draft, (reply,) in zip(drafts, replies, strict=True):
+            draft.add_reply(reply)
 
-    def _seed(self, question: Question, answer: int) -> int:
-        """Return the seed of an answer: a function of run, prompt, attempt and answer."""
-        name = f"answer:{self.seed}:{question.number}:{question.attempt}:{answer}"
+    def _seed(self, question: Question, answer: int, turn: int = 0) -> int:
+        """Return the seed of a reply: a function of run, prompt, attempt, answer and turn."""
+        name = f"answer:{self.seed}:{question.number}:{question.attempt}:{answer}" + (f":{turn}" if turn else "")
         return xxhash.xxh3_64_intdigest(name.encode()) >> 1
 
-    def _score(self, questions: list[Question], sampled: list[list[SampledAnswer]]) -> list[list[Rollout]]:
-        completions = []
-        for question, group in zip(questions, sampled, strict=True):
-            reference = self.split.reference(question.index)
-            completions += [
-                Completion(
-                    prompt=reference["prompt"], text=answer.text, columns=reference["columns"],
-                    tokens=len(answer.ids), cut_off=answer.cut_off,
-                )
-                for answer in group
-            ]  # fmt: skip
-        scores = self.pool.score(completions, self._report)
-        failures: dict[int, dict[str, str]] = {}
+    def _score(self, drafts: list[Draft], answers: int) -> list[list[Rollout]]:
+        """Return the rollouts of drafts, in groups of `answers`."""
+        completions = [
+            Completion(
+                prompt=draft.reference["prompt"], text=draft.text, columns=draft.reference["columns"],
+                tokens=draft.written, cut_off=draft.cut_off,
+                replies=draft.dialogue.turns if draft.dialogue is not None else [],
+            )
+            for draft in drafts
+        ]  # fmt: skip
+        with self._measure("scoring"):
+            scores = self.pool.score(completions, self._report)
         for position, name, reason in scores.failures:
-            failures.setdefault(position, {})[name] = reason
-        groups, position = [], 0
-        for question, group in zip(questions, sampled, strict=True):
-            ids = self.split.sample(question.index).ids.tolist()
-            rollouts = []
-            for index, answer in enumerate(group):
-                rewards = dict(zip(scores.names, map(_nan_to_none, scores.values[position]), strict=True))
-                rollouts.append(
-                    Rollout(
-                        number=question.number, index=question.index, epoch=question.epoch, answer=index,
-                        attempt=question.attempt, seed=self._seed(question, index), prompt_ids=ids, ids=answer.ids,
-                        log_probs=answer.log_probs, text=answer.text, cut_off=answer.cut_off, rewards=rewards,
-                        reward=_nan_to_none(scores.totals[position]), failures=failures.get(position, {}),
-                    )
-                )  # fmt: skip
-                position += 1
-            groups.append(rollouts)
-        return groups
+            drafts[position].fail(name, reason)
+        rollouts: list[Rollout] = []
+        for draft, values, total in zip(drafts, scores.values, scores.totals, strict=True):
+            question, (first, *restarts) = draft.question, draft.segments
+            rewards, reward = dict(zip(scores.names, map(_nan_to_none, values), strict=True)), _nan_to_none(total)
+            if self.pool.has_environment_reward:
+                rewards["environment"] = draft.reward
+                reward = reward if draft.reward is None else (reward or 0.0) + draft.reward
+            rollouts.append(
+                Rollout(
+                    number=question.number, index=question.index, epoch=question.epoch, answer=draft.answer,
+                    attempt=question.attempt, seed=self._seed(question, draft.answer), prompt_ids=first.prompt_ids,
+                    ids=first.ids, log_probs=first.log_probs, text=draft.text, cut_off=draft.cut_off, rewards=rewards,
+                    reward=None if "environment" in draft.failures else reward, failures=draft.failures,
+                    messages=completions[len(rollouts)].replies, restarts=restarts,
+                )
+            )  # fmt: skip
+        return [rollouts[start : start + answers] for start in range(0, len(rollouts), answers)]
 
 
 def _nan_to_none(value: float) -> float | None:
@@ -155,7 +164,14 @@ def open_rewards(settings: RoundSettings, plugins: Sequence[str]) -> RewardPool:
         seconds=settings.reward_seconds,
         memory_bytes=settings.reward_bytes,
         workers=min(_MAX_REWARD_PROCESSES, usable_cores()),
+        tools=settings.tools,
+        environment=settings.environment,
     )
-    logger.info("starting the reward functions: %s", ", ".join(pool.names))
+    names = [*pool.names, *filter(None, [settings.tools, settings.environment])]
+    logger.info("starting the reward functions: %s", ", ".join(names))
     pool.check()
+    if not pool.names and not pool.has_environment_reward:
+        pool.close()
+        what = f"is empty, and {settings.environment} has no reward()"
+        raise InputError.at("policy.rewards", what, "write a reward, or the method reward of the class")
     return pool

@@ -12,7 +12,8 @@ from artel.objectives import Objective
 from artel.parallel import ParallelStrategy, World
 from artel.rewards import RewardPool
 from artel.tokens import StoreSplit
-from artel.training.answer_writer import AnswerWriter, Question, open_rewards
+from artel.training.answer_writer import AnswerWriter, open_rewards
+from artel.training.drafts import Question
 from artel.training.evaluation import Validation
 
 
@@ -37,10 +38,11 @@ class RewardValidation(Validation):
         questions = [Question(index, index, -1) for index in range(self.num_samples(limit))]
         rollouts = [group[0] for group in writer.write(questions, 1)]
         values = {"reward": [rollout.reward for rollout in rollouts]}
-        if len(self.pool.names) > 1:
-            values |= {f"reward/{name}": [rollout.rewards[name] for rollout in rollouts] for name in self.pool.names}
+        names = list(rollouts[0].rewards)
+        if len(names) > 1:
+            values |= {f"reward/{name}": [rollout.rewards[name] for rollout in rollouts] for name in names}
         metrics = {name: _mean(rewards) for name, rewards in values.items()}
-        metrics["length_mean"] = _mean([len(rollout.ids) for rollout in rollouts])
+        metrics["length_mean"] = _mean([rollout.length for rollout in rollouts])
         return {name: mean for name, mean in metrics.items() if not math.isnan(mean)}, np.empty((len(rollouts), 0))
 
     def close(self) -> None:

@@ -17,7 +17,8 @@ from artel.errors import InputError
 from artel.objectives.rollouts import Rollout, Round, read_round
 from artel.rewards import RewardPool
 from artel.tokens import StoreSplit, step_positions
-from artel.training.answer_writer import AnswerWriter, Question
+from artel.training.answer_writer import AnswerWriter
+from artel.training.drafts import Question
 from artel.training.run import Run
 
 

@@ -42,8 +42,22 @@ def conversation_reference(conversation: Conversation) -> dict[str, Any] | None:
     """
     if not conversation.tools and not any(message.tool_calls for message in conversation.messages):
         return None
-    messages = [asdict(message) for message in conversation.messages]
-    return {"conversation": json.dumps({"messages": messages, "tools": conversation.tools})}
+    return {"conversation": dump_conversation(conversation.messages, conversation.tools)}
+
+
+def dump_conversation(messages: Sequence[Message], tools: Tools) -> str:
+    """Return a conversation as JSON, for a reference."""
+    return json.dumps({"messages": [asdict(message) for message in messages], "tools": tools})
+
+
+def load_conversation(stored: str) -> tuple[list[Message], Tools]:
+    """Return the messages and tools that `dump_conversation` wrote."""
+    fields = json.loads(stored)
+    messages = [
+        Message(**{**message, "tool_calls": tuple(ToolCall(**call) for call in message["tool_calls"])})
+        for message in fields["messages"]
+    ]
+    return messages, tuple(fields["tools"])
 
 
 def call_turns(
@@ -59,12 +73,7 @@ def call_turns(
     for reference in references:
         if "conversation" not in reference:  # a prompt without an answer (objective: policy)
             continue
-        stored = json.loads(reference["conversation"])
-        tools = tuple(stored["tools"])
-        messages = [
-            Message(**{**fields, "tool_calls": tuple(ToolCall(**call) for call in fields["tool_calls"])})
-            for fields in stored["messages"]
-        ]
+        messages, tools = load_conversation(reference["conversation"])
         for index, answer in enumerate(messages):
             if len(turns) == max_turns:
                 return turns, num_skipped

@@ -58,6 +58,32 @@ class ConversationWriter:
         text = self._turns.prompt(messages, tools)
         return next(self._tokenizer.encode_with_offsets([text], control=True)).ids.tolist()
 
+    def continuation(
+        self, messages: Sequence[Message], added: Sequence[Message], tools: Tools, end: tuple[int, str]
+    ) -> list[int] | None:
+        """Return the ids between a reply and the next one: what the template writes for the messages `added`.
+
+        `messages` end with the reply. `end`: the last token and the text with which the model ended it. None if the
+        template changes what comes before, as those do that drop earlier thoughts, or ends a reply with another token.
+
+        Raise ConversationError if the template rejects the conversation.
+        """
+        text = self._turns.prompt([*messages, *added], tools)
+        try:
+            rendered = self._turns.write(messages, tools)
+        except ConversationError:  # the reply cannot be located: it has markers of the template, for example
+            return None
+        turn = rendered.turns[-1]
+        written = rendered.text[: turn.end]
+        if not (written.startswith(self._turns.prompt(messages[:-1], tools)) and text.startswith(written)):
+            return None
+        end_id, end_text = end
+        is_written = written.endswith(end_text) or (not turn.is_closed and end_id == rendered.open_end)
+        if not is_written and not text.startswith(end_text, turn.end):
+            return None
+        start = turn.end + (0 if is_written else len(end_text))
+        return next(self._tokenizer.encode_continuations([text[start:]])).ids.tolist()
+
     def sample(self, messages: Sequence[Message], learned: set[int], tools: Tools = ()) -> Sample:
         """Return a conversation with flags in the turns of the messages `learned`."""
         return self.to_sample(self.write(messages, tools), learned)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Literal, TypeVar
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from artel.config import Count, Number, RewardTerm, Section
 from artel.config.schema.quantities import Bytes, Length, Seconds
+from artel.rewards.function import check_name
 
 if TYPE_CHECKING:
     import torch
@@ -73,12 +74,33 @@ class PolicyConfig(Section):
     rewards: list[RewardTerm] = Field(
         default=[], description="What scores an answer: the sum of these rewards, each times its weight."
     )
-    reward_timeout: Seconds = Field(default=60.0, gt=0, description="Time limit of a reward function for an answer.")
-    reward_memory: Bytes = Field(default=2**32, gt=0, description="Memory limit of a process that computes rewards.")
+    reward_timeout: Seconds = Field(
+        default=60.0,
+        gt=0,
+        description="Time limit of a reward function for an answer, of a tool, and of an environment's step.",
+    )
+    reward_memory: Bytes = Field(
+        default=2**32, gt=0, description="Memory limit of a process that runs rewards, tools and environments."
+    )
+    tools: str | None = Field(
+        default=None, description="Python file with functions that the model may call in its answers."
+    )
+    environment: str | None = Field(
+        default=None,
+        description="Your class that answers each reply of the model: FILE.py:CLASS or MODULE:CLASS, with "
+        "reset(row), step(reply) and optionally reward().",
+    )
+    turns: Count | None = Field(
+        default=None,
+        ge=1,
+        description="Maximum number of replies in an answer, with tools or an environment (null: 5).",
+    )
     preset: Preset = Field(default="dr_grpo", description="Loss of that name. The keys that are null follow it.")
     answers: Count = Field(default=8, ge=2, description="Answers per prompt. Their rewards are compared.")
     steps: Count = Field(default=1, ge=1, description="Optimizer steps per round, each over a part of its answers.")
-    new_tokens: Length = Field(default=256, description="Maximum length of an answer in tokens.")
+    new_tokens: Length = Field(
+        default=256, description="Maximum length of an answer in tokens, with the results of tools in it."
+    )
     temperature: Number = Field(default=1.0, gt=0, description="Sampling temperature of the answers.")
     top_p: Number = Field(
         default=1.0, gt=0, le=1, description="Sample from the most likely tokens whose probabilities add up to this."
@@ -122,6 +144,11 @@ class PolicyConfig(Section):
         description="punish: the penalty grows over the last this many of new_tokens (null: a fifth of new_tokens).",
     )
 
+    @field_validator("environment")
+    @classmethod
+    def _check_environment(cls, name: str | None) -> str | None:
+        return None if name is None else check_name(name, "class")
+
     @model_validator(mode="after")
     def _check_overlong(self) -> PolicyConfig:
         if self.overlong_tokens is None:
@@ -140,6 +167,11 @@ class PolicyConfig(Section):
         names = [field.name for field in fields(PolicySettings) if field.name in type(self).model_fields]
         values = {name: getattr(self, name) for name in names}
         return replace(PRESETS[self.preset], **{name: value for name, value in values.items() if value is not None})
+
+    @property
+    def has_turns(self) -> bool:
+        """True if an answer may have several replies."""
+        return self.tools is not None or self.environment is not None
 
     @property
     def penalty_tokens(self) -> int:

@@ -7,9 +7,11 @@ a batch is a prompt with all its answers. The loss is in `losses.py`, its preset
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import xxhash
 
 from artel.config import RunConfig
 from artel.errors import InputError, Problem
@@ -20,19 +22,29 @@ from artel.objectives.base import Objective, directions
 from artel.objectives.causal import Causal
 from artel.objectives.chat import Chat, template_problems, template_version
 from artel.objectives.collate import next_token_view
+from artel.objectives.conversation.calls import dump_conversation, load_conversation
+from artel.objectives.conversation.dialogue import Dialogue
 from artel.objectives.conversation.frame import ConversationError
 from artel.objectives.conversation.writer import ConversationWriter
 from artel.objectives.decoding import Decoding
 from artel.objectives.hooks import RoundSettings
 from artel.objectives.policy.config import PolicyConfig
-from artel.objectives.rollouts import Rollout, Round
+from artel.objectives.rollouts import Rollout, Round, Segment
 from artel.objectives.types import Batch, DocumentSamples, Presentation, TokenView
-from artel.text import Document, DroppedRecord, Message, Prompt, Record, Rejected
+from artel.storage import user_path
+from artel.text import Document, DroppedRecord, Message, Prompt, Record, Rejected, ToolCall, Tools
+from artel.text.tool_calls import tool_names
+from artel.text.tool_functions import read_functions
 from artel.tokens import Rows, Sample, StoreSplit, Tokenizer
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
+
+
+_TOOLS = "policy.tools"
+_TURNS = 5
+"""Maximum number of replies in an answer, unless `policy.turns` is set."""
 
 
 class PolicyOptimization(Objective):
@@ -68,9 +80,10 @@ class PolicyOptimization(Objective):
     @classmethod
     def problems(cls, config: RunConfig) -> list[Problem]:
         policy, problems = config.settings(PolicyConfig), [*super().problems(config), *template_problems(config)]
-        if not policy.rewards:
+        if not policy.rewards and policy.environment is None:
             fix = "write at least one, e.g. rewards: [{equals: {column: answer}}] or rewards: [rewards.py:exact]"
             problems.append(Problem("policy.rewards", "is empty, so nothing tells good answers from bad ones", fix))
+        problems += _turn_problems(policy)
         if policy.new_tokens >= config.data.block:
             what = f"{policy.new_tokens:,} tokens of an answer leave no space for a prompt in data.block"
             problems.append(Problem("policy.new_tokens", what, f"write less than {config.data.block:,}"))
@@ -98,7 +111,10 @@ class PolicyOptimization(Objective):
         if len(forms) > 1:
             what = f"{forms['conversation']} is a conversation, {forms['text']} a plain text"
             raise InputError.at("policy.form", what, "write all prompts in one form")
-        return {"form": next(iter(forms), "text")}
+        form = next(iter(forms), "text")
+        if form == "text" and config.settings(PolicyConfig).has_turns:
+            raise InputError([_form_problem(f"{forms.get('text', 'the data')} is a plain text")])
+        return {"form": form}
 
     @classmethod
     def special_tokens(cls, config: RunConfig) -> list[str]:
@@ -107,7 +123,15 @@ class PolicyOptimization(Objective):
     @classmethod
     def store_settings(cls, config: RunConfig) -> Any:
         policy = config.settings(PolicyConfig)
-        return [config.data.block, policy.new_tokens, policy.form, config.chat.template, template_version(config)]
+        settings = [config.data.block, policy.new_tokens, policy.form, config.chat.template, template_version(config)]
+        if not policy.has_turns:
+            return settings
+        functions = b""
+        if (
+            policy.tools is not None and (file := user_path(policy.tools, _TOOLS)).is_file()
+        ):  # else `samples` reports it
+            functions = file.read_bytes()
+        return [*settings, "turns", xxhash.xxh3_64_hexdigest(functions)]
 
     @property
     def loss_description(self) -> str:
@@ -120,7 +144,24 @@ class PolicyOptimization(Objective):
 
     # Samples
 
+    @cached_property
+    def _functions(self) -> Tools:
+        """The descriptions of the functions in `policy.tools`."""
+        return read_functions(self._policy.tools, _TOOLS).tools if self._policy.tools else ()
+
+    def _tools(self, prompt: Prompt) -> Tools:
+        """Return the functions of a prompt: those of `policy.tools`, and those of the record with other names."""
+        names = tool_names(self._functions)
+        return (*self._functions, *(tool for tool in prompt.tools if not {*tool_names((tool,))} & {*names}))
+
     def samples(self, documents: list[Document]) -> Iterator[DocumentSamples | Rejected | DroppedRecord]:
+        if self._functions and self._writer is not None:
+            messages = (
+                Message("user", "a"),
+                Message("assistant", "", tool_calls=(ToolCall("f", {}),)),
+                Message("tool", "b"),
+            )
+            self._writer.check_tools(messages, self._functions, _TOOLS)
         for document in documents:
             record = document.record
             assert isinstance(record.fields, Prompt)
@@ -132,11 +173,15 @@ class PolicyOptimization(Objective):
 
     def _convert(self, prompt: Prompt, origin: str, set_name: str) -> DocumentSamples | Rejected | DroppedRecord:
         question: str | list[dict[str, str]] = prompt.text
+        dialogue = {}
         if self._writer is not None:
             messages = prompt.messages or (Message("user", prompt.text),)
-            if self._writer.has_control_token(messages, prompt.tools):
+            tools = self._tools(prompt)
+            if self._writer.has_control_token(messages, tools):
                 return DroppedRecord("control_token")
-            ids = self._writer.prompt_ids(messages, prompt.tools)
+            ids = self._writer.prompt_ids(messages, tools)
+            if self._policy.has_turns:
+                dialogue = {"dialogue": dump_conversation(messages, tools)}
             question = [{"role": message.role, "content": message.content} for message in messages]
         elif prompt.messages:
             return Rejected(origin, "no_text", "it is a conversation; write policy.form: conversation", set_name)
@@ -144,7 +189,7 @@ class PolicyOptimization(Objective):
             ids = self.tokenizer.prompt(prompt.text)
         if len(ids) + self._policy.new_tokens > self.config.data.block:
             return DroppedRecord("longer_than_block")
-        reference = {"prompt": question, "columns": dict(prompt.columns)}
+        reference = {"prompt": question, "columns": dict(prompt.columns), **dialogue}
         return DocumentSamples([Sample(np.array(ids, dtype=np.int64))], reference=reference)
 
     def token_views(self, rows: Rows) -> list[TokenView]:
@@ -167,13 +212,23 @@ class PolicyOptimization(Objective):
             resample=self._loss_settings.resample,
             reward_seconds=policy.reward_timeout,
             reward_bytes=policy.reward_memory,
+            turns=(policy.turns or _TURNS) if policy.has_turns else 1,
+            tools=policy.tools,
+            environment=policy.environment,
         )
 
     def round_prompt(self, model: PreTrainedModel, ids: list[int]) -> GenerationPrompt:
         """Return a sample's prompt, with the tokens and texts that end an answer."""
         empty_prompt = self.decoding.generation_prompt(model, "")
         assert empty_prompt is not None
-        return GenerationPrompt(ids, empty_prompt.end, empty_prompt.special_tokens)
+        # Some models begin a call with a control token: [TOOL_CALLS], <|python_tag|>.
+        return GenerationPrompt(ids, empty_prompt.end, empty_prompt.special_tokens or self._policy.tools is not None)
+
+    def dialogue(self, reference: Mapping[str, Any]) -> Dialogue | None:
+        if not self._policy.has_turns:
+            return None
+        assert self._writer is not None
+        return Dialogue(self._writer, *load_conversation(reference["dialogue"]))
 
     def set_round(self, round_: Round, *, is_fresh: bool, seconds: Mapping[str, float]) -> None:
         import torch
@@ -182,7 +237,7 @@ class PolicyOptimization(Objective):
 
         policy = self._policy
         rewards = torch.from_numpy(round_.rewards)
-        lengths = np.array([len(rollout.ids) for rollout in round_.rollouts])
+        lengths = np.array([rollout.length for rollout in round_.rollouts])
         if policy.overlong == "punish":
             penalties = overlong_penalties(torch.from_numpy(lengths), policy.new_tokens, policy.penalty_tokens)
             rewards = rewards + penalties.reshape(rewards.shape)
@@ -205,8 +260,15 @@ class PolicyOptimization(Objective):
             values = [value for rollout in round_.rollouts if (value := rollout.rewards[name]) is not None]
             metrics |= {f"reward/{name}": float(np.mean(values))} if values else {}
         metrics |= {f"seconds_{activity}": round(duration, 3) for activity, duration in seconds.items()}
-        failed = sum(bool(rollout.failures) for rollout in round_.rollouts)
+        failed = sum(any(name != "tools" for name in rollout.failures) for rollout in round_.rollouts)
         self._round_metrics = metrics | ({"failed_rewards": failed} if failed else {})
+        if policy.has_turns:
+            replies = [message["role"] == "assistant" for rollout in round_.rollouts for message in rollout.messages]
+            self._round_metrics |= {
+                "turns": sum(replies) / len(round_.rollouts),
+                "restarts": sum(max(0, len(rollout.segments) - 1) for rollout in round_.rollouts),
+                "failed_calls": sum("tools" in rollout.failures for rollout in round_.rollouts),
+            }
 
     def training_metrics(self, totals: dict[str, float]) -> dict[str, float]:
         tokens = max(1.0, totals["tokens"])
@@ -233,17 +295,24 @@ class PolicyOptimization(Objective):
         """
         import torch
 
-        samples, groups = [], []
+        samples, groups, entries = [], [], []
         for row in range(len(rows.valid)):
             prompt = rows.ids[row, : rows.lengths[row]]
             group = self._groups.get((int(rows.indices[row]), int(rows.epochs[row]))) or self._longest_group(prompt)
             groups.append(group if rows.valid[row] else [])
+            learned_group = [self._is_learned(rollout) and bool(rows.valid[row]) for rollout in group]
             samples.append(
-                [_join(prompt, rollout, learned=self._is_learned(rollout) and rows.valid[row]) for rollout in group]
+                [
+                    _join(segment, learned=is_learned)
+                    for rollout, is_learned in zip(group, learned_group, strict=True)
+                    for segment in rollout.segments
+                ]
             )
-        tensors = answer_tensors(samples, share_prompts=self._shares_prompts)
+            entries += [len(rollout.segments) for rollout in group]
+        tensors = answer_tensors(samples, share_prompts=self._shares_prompts, entries=entries)
         learned = [rollout for group in groups for rollout in group if self._is_learned(rollout)]
-        old_log_probs = np.concatenate([np.empty(0), *(rollout.log_probs for rollout in learned)])
+        written = [segment.written for rollout in learned for segment in rollout.segments]
+        old_log_probs = np.concatenate([np.empty(0), *written])
         keys = [(int(index), int(epoch)) for index, epoch in zip(rows.indices, rows.epochs, strict=True)]
         no_advantages = np.zeros(self._policy.answers)
         tensors["advantages"] = torch.tensor(
@@ -251,14 +320,16 @@ class PolicyOptimization(Objective):
         )
         tensors["old_log_probs"] = torch.tensor(old_log_probs, dtype=torch.float32)
         tensors["is_fresh"] = torch.tensor(float(self._is_fresh))
-        lengths = [len(rollout.ids) for rollout in learned]
+        lengths = [rollout.length for rollout in learned]
         targets = self._loss_settings.targets(tokens=sum(lengths), answers=len(lengths))
-        count = sum(len(rollout.prompt_ids) + len(rollout.ids) for group in groups for rollout in group)
+        segments = [segment for group in groups for rollout in group for segment in rollout.segments]
+        count = sum(len(segment.prompt_ids) + len(segment.ids) for segment in segments)
         return Batch(tensors, targets=targets, tokens=count)
 
     def _is_learned(self, rollout: Rollout) -> bool:
         """True if the answer counts in the loss: it has a reward, and `overlong: mask` does not exclude it."""
-        return rollout.reward is not None and not (rollout.cut_off and self._policy.overlong == "mask")
+        is_masked = rollout.cut_off and self._policy.overlong == "mask"
+        return rollout.reward is not None and rollout.length > 0 and not is_masked
 
     def _longest_group(self, prompt: np.ndarray) -> list[Rollout]:
         """Return answers of the maximum length without common tokens."""
@@ -313,7 +384,25 @@ class PolicyOptimization(Objective):
         raise NotImplementedError("a policy is validated by the reward of its answers: use RewardValidation")
 
 
-def _join(prompt: np.ndarray, rollout: Rollout, *, learned: bool) -> Answer:
-    """Concatenate a prompt and an answer. The answer's tokens are targets if `learned`."""
-    flags = np.concatenate([np.zeros(len(prompt)), np.full(len(rollout.ids), learned)])
-    return Answer(np.concatenate([prompt, np.array(rollout.ids, dtype=np.int64)]), flags)
+def _join(segment: Segment, *, learned: bool) -> Answer:
+    """Concatenate a prompt and what follows it. The tokens that the model wrote are targets if `learned`."""
+    is_written = [log_prob is not None for log_prob in segment.log_probs]
+    flags = np.concatenate([np.zeros(len(segment.prompt_ids)), np.array(is_written, dtype=bool) & learned])
+    return Answer(np.array(segment.prompt_ids + segment.ids, dtype=np.int64), flags)
+
+
+def _turn_problems(policy: PolicyConfig) -> list[Problem]:
+    """Return the problems of answers with several replies."""
+    problems = []
+    if policy.turns is not None and not policy.has_turns:
+        what = "has no effect without tools or an environment: an answer is one reply"
+        problems.append(Problem("policy.turns", what, "remove it, or write policy.tools or policy.environment"))
+    if policy.has_turns and policy.form == "text":
+        problems.append(_form_problem("is text"))
+    if policy.tools is not None and not (policy.tools.endswith(".py") and user_path(policy.tools, _TOOLS).is_file()):
+        problems.append(Problem(_TOOLS, f"{policy.tools} is no Python file", "write the path of a .py with functions"))
+    return problems
+
+
+def _form_problem(what: str) -> Problem:
+    return Problem("policy.form", f"{what}, but tools and environments need a conversation", "write conversation")

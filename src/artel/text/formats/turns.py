@@ -42,6 +42,14 @@ _CALL_FIELDS = ("tool_calls", "function_call", "name", "tool_call_id")
 _THINK = re.compile(r"\s*<think>(?:\s*\n|[ \t]+)?(.*?)\s*</think>(?:\s*\n|[ \t]+)?", re.DOTALL)
 
 
+def split_thought(content: str) -> tuple[str, str]:
+    """Return the thought at the beginning of an assistant's message, and the rest. A thought that never ends stays."""
+    if "</think>" in content and "<think>" not in content:
+        content = f"<think>{content}"  # the generation prompt had the opening tag
+    match = _THINK.match(content)
+    return (match[1], content[match.end() :]) if match else ("", content)
+
+
 class RowReader:
     """Turns a source's rows into messages by its `mapping` and `fill`. Methods raise BadRecord for an invalid row."""
 
@@ -133,13 +141,11 @@ class RowReader:
         content = self.fill_in(_content_text(turn["content"], f"the content of {where}"))
         thought = next((turn[name] for name in THOUGHT_FIELDS if turn.get(name)), "") if role == "assistant" else ""
         thought = self.fill_in(_content_text(thought, f"the thought of {where}"))
-        if role == "assistant" and "</think>" in content and "<think>" not in content:
-            content = f"<think>{content}"  # the generation prompt had the opening tag
-        if role == "assistant" and content.lstrip().startswith("<think>"):
-            match = _THINK.match(content)
-            if match is None:
+        if role == "assistant":
+            written_thought, content = split_thought(content)
+            if content.lstrip().startswith("<think>"):
                 raise BadRecord("open_thought", f"{where} begins with <think>, which is never closed; write </think>")
-            thought, content = match[1] or thought, content[match.end() :]
+            thought = written_thought or thought
         calls = read_turn_calls(turn, where) if role == "assistant" else ()
         return Message(role, content, thought if thought.strip() else "", _is_trained(turn, where), calls)
 
