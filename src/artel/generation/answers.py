@@ -50,19 +50,25 @@ def sample_answers(
     seeds: Sequence[Sequence[int]],
     sampling: Sampling,
     *,
+    max_length: int | None = None,
     together: bool = True,
     on_progress: Callable[[float], None] = lambda _: None,
 ) -> list[list[SampledAnswer]]:
     """Return one answer to prompt i for each of `seeds[i]`, sampled with that seed.
 
+    `max_length`: maximum number of tokens of a prompt and its answer together.
     `together`: False computes one answer after another, for a model whose weights are gathered from other ranks.
     `on_progress` is called with the fraction of finished answers.
 
     Raise WorkError if the model fails, InputError if the answers do not fit into memory.
     """
+    longest = [
+        sampling.new_tokens if max_length is None else min(sampling.new_tokens, max_length - len(prompt.ids))
+        for prompt in prompts
+    ]
     generations = [
-        _AnswerGeneration(tokenizer, prompt, replace(sampling, seed=seed))
-        for prompt, prompt_seeds in zip(prompts, seeds, strict=True)
+        _AnswerGeneration(tokenizer, prompt, replace(sampling, seed=seed, new_tokens=new_tokens))
+        for prompt, new_tokens, prompt_seeds in zip(prompts, longest, seeds, strict=True)
         for seed in prompt_seeds
     ]
     if not generations:
@@ -70,7 +76,7 @@ def sample_answers(
     events: queue.SimpleQueue[EngineError | None] = queue.SimpleQueue()
     for generation in generations:
         generation.events = events
-    context = max(len(prompt.ids) for prompt in prompts) + sampling.new_tokens
+    context = max(len(prompt.ids) + new_tokens for prompt, new_tokens in zip(prompts, longest, strict=True))
     was_training = model.training
     try:
         if together:

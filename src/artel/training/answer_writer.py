@@ -45,7 +45,8 @@ class AnswerWriter:
     split: StoreSplit
     strategy: ParallelStrategy
     world: World
-    pool: RewardPool
+    pool: RewardPool | None
+    """None if answers are not scored."""
     seed: int
     show_progress: Callable[[str, float], None]
     """Called with the activity and the finished fraction."""
@@ -65,8 +66,13 @@ class AnswerWriter:
         def write_and_score(local_questions: list[Question]) -> list[list[Rollout]]:
             with self._measure("writing"):
                 sampled = self._sample(local_questions, answers)
+            if self.pool is None:
+                return [
+                    [self._rollout(question, index, answer) for index, answer in enumerate(group)]
+                    for question, group in zip(local_questions, sampled, strict=True)
+                ]
             with self._measure("scoring"):
-                return self._score(local_questions, sampled)
+                return self._score(self.pool, local_questions, sampled)
 
         if self.strategy.holds_full_model:
             return self.world.map_over_ranks(write_and_score, questions)
@@ -94,22 +100,26 @@ class AnswerWriter:
 
     def _sample(self, questions: list[Question], answers: int) -> list[list[SampledAnswer]]:
         model, tokenizer = self.strategy.model, self.objective.tokenizer
-        prompts = [
-            self.objective.round_prompt(model, self.split.sample(question.index).ids.tolist()) for question in questions
-        ]
+        prompts = [self.objective.round_prompt(model, self.prompt_ids(question)) for question in questions]
         seeds = [[self._seed(question, answer) for answer in range(answers)] for question in questions]
         with self.strategy.generating():
             return sample_answers(
-                model, tokenizer, prompts, seeds, self.settings.sampling,
+                model, tokenizer, prompts, seeds, self.settings.sampling, max_length=self.objective.config.data.block,
                 together=self.strategy.holds_full_model, on_progress=self._report,
             )  # fmt: skip
+
+    def prompt_ids(self, question: Question) -> list[int]:
+        """Return the ids of a prompt; [] if its sample cannot be answered."""
+        return self.objective.round_prompt_ids(self.split.sample(question.index))
 
     def _seed(self, question: Question, answer: int) -> int:
         """Return the seed of an answer: a function of run, prompt, attempt and answer."""
         name = f"answer:{self.seed}:{question.number}:{question.attempt}:{answer}"
         return xxhash.xxh3_64_intdigest(name.encode()) >> 1
 
-    def _score(self, questions: list[Question], sampled: list[list[SampledAnswer]]) -> list[list[Rollout]]:
+    def _score(
+        self, pool: RewardPool, questions: list[Question], sampled: list[list[SampledAnswer]]
+    ) -> list[list[Rollout]]:
         completions = []
         for question, group in zip(questions, sampled, strict=True):
             reference = self.split.reference(question.index)
@@ -120,27 +130,36 @@ class AnswerWriter:
                 )
                 for answer in group
             ]  # fmt: skip
-        scores = self.pool.score(completions, self._report)
+        scores = pool.score(completions, self._report)
         failures: dict[int, dict[str, str]] = {}
         for position, name, reason in scores.failures:
             failures.setdefault(position, {})[name] = reason
         groups, position = [], 0
         for question, group in zip(questions, sampled, strict=True):
-            ids = self.split.sample(question.index).ids.tolist()
             rollouts = []
             for index, answer in enumerate(group):
                 rewards = dict(zip(scores.names, map(_nan_to_none, scores.values[position]), strict=True))
-                rollouts.append(
-                    Rollout(
-                        number=question.number, index=question.index, epoch=question.epoch, answer=index,
-                        attempt=question.attempt, seed=self._seed(question, index), prompt_ids=ids, ids=answer.ids,
-                        log_probs=answer.log_probs, text=answer.text, cut_off=answer.cut_off, rewards=rewards,
-                        reward=_nan_to_none(scores.totals[position]), failures=failures.get(position, {}),
-                    )
-                )  # fmt: skip
+                reward, reasons = _nan_to_none(scores.totals[position]), failures.get(position, {})
+                rollouts.append(self._rollout(question, index, answer, rewards, reward, reasons))
                 position += 1
             groups.append(rollouts)
         return groups
+
+    def _rollout(
+        self,
+        question: Question,
+        index: int,
+        answer: SampledAnswer,
+        rewards: dict[str, float | None] | None = None,
+        reward: float | None = None,
+        failures: dict[str, str] | None = None,
+    ) -> Rollout:
+        return Rollout(
+            number=question.number, index=question.index, epoch=question.epoch, answer=index,
+            attempt=question.attempt, seed=self._seed(question, index), prompt_ids=self.prompt_ids(question),
+            ids=answer.ids, log_probs=answer.log_probs, text=answer.text, cut_off=answer.cut_off,
+            rewards=rewards or {}, reward=reward, failures=failures or {},
+        )  # fmt: skip
 
 
 def _nan_to_none(value: float) -> float | None:
