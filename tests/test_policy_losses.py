@@ -15,7 +15,7 @@ from artel.config import TokenizerTraining
 from artel.models.logits_loss import target_log_probs
 from artel.objectives.answer_rows import Answer, answer_tensors
 from artel.objectives.policy.config import PRESETS, PolicyConfig
-from artel.objectives.policy.losses import advantages, has_signal, overlong_penalties, policy_sums
+from artel.objectives.policy.losses import advantages, best_and_worst, has_signal, overlong_penalties, policy_sums
 from artel.tokens import train_tokenizer
 from support.preferences import MODEL
 
@@ -32,7 +32,11 @@ IN_TRL = {
     "rloo": {"beta": 0.0},  # 0.05 by default, taken from the rewards
 }
 # How far the policy moves after it wrote the answers: as far as some of its ratios, not all, are clipped.
-STEP = {"grpo": 0.03, "dr_grpo": 0.03, "dapo": 0.03, "gspo": 2e-4, "cispo": 0.25, "rloo": 0.02}
+STEP = {"grpo": 0.03, "dr_grpo": 0.03, "dapo": 0.03, "gspo": 2e-4, "cispo": 0.25, "rloo": 0.02, "raft": 0.03}
+
+
+# Losses of single answers. online_dpo learns pairs.
+OF_ANSWERS = [preset for preset in PRESETS if not PRESETS[preset].learns_pairs]
 
 
 @pytest.fixture(scope="module")
@@ -109,12 +113,12 @@ def log_probs(model, tensors):
     return target_log_probs(model, inputs, tensors["targets"], tensors["target_positions"])[0]
 
 
-def sums_of(policy, old, reference, samples, rewards, settings):
+def sums_of(policy, old, reference, samples, rewards, settings, of_answers=None):
     tensors = answer_tensors(samples, share_prompts=False)
     with torch.no_grad():
         before = log_probs(old, tensors)
         at_first = None if reference is None else log_probs(reference, tensors)
-    of_answers = advantages(rewards, settings.advantage)
+    of_answers = advantages(rewards, settings.advantage) if of_answers is None else torch.tensor(of_answers)
     return policy_sums(log_probs(policy, tensors), before, at_first, of_answers, tensors["answer_targets"], settings)
 
 
@@ -150,7 +154,7 @@ def difference_to_trl(preset, tokenizer, folder, *, kl=0.0, cut_off=(), **more):
     return abs(ours.item() - theirs.item()), gradient.item(), sums, trainer
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", IN_TRL)
 def test_loss_and_gradient_equal_those_of_trl(preset, tokenizer, tmp_path):
     loss, gradient, sums, trainer = difference_to_trl(preset, tokenizer, tmp_path)
     clipped = sums.clipped_low + sums.clipped_high
@@ -164,7 +168,7 @@ def test_loss_and_gradient_equal_those_of_trl(preset, tokenizer, tmp_path):
         assert metrics["clip_ratio/high_mean"] == pytest.approx([(sums.clipped_high / sums.tokens).item()])
 
 
-@pytest.mark.parametrize("preset", [preset for preset in PRESETS if preset != "rloo"])
+@pytest.mark.parametrize("preset", [preset for preset in IN_TRL if preset != "rloo"])
 def test_loss_with_kl_equals_that_of_trl(preset, tokenizer, tmp_path):
     """TRL's rloo subtracts log ratios from the rewards instead. By default TRL also multiplies k3 by the ratio."""
     loss, gradient, sums, trainer = difference_to_trl(
@@ -174,6 +178,81 @@ def test_loss_with_kl_equals_that_of_trl(preset, tokenizer, tmp_path):
     assert loss < 1e-5
     assert gradient < 1e-5
     assert trainer._metrics["train"]["kl"] == pytest.approx([(sums.kl / sums.tokens).item()], rel=1e-4)
+
+
+def learned_samples(tokenizer, answers, settings):
+    """The prompts whose rewards differ, with the answers that are learned."""
+    rewards = torch.tensor([[np.nan if reward is None else reward for reward in group] for group in REWARDS]).double()
+    indices = best_and_worst(rewards)[:, : settings.learned_answers].tolist()
+    groups = zip(samples_of(tokenizer, answers), indices, strict=True)
+    return [[group[index] for index in learned] for group, learned in groups if learned[0] >= 0]
+
+
+def test_raft_is_the_cross_entropy_of_the_best_answers(tokenizer, tmp_path):
+    folder_of_model(tokenizer, tmp_path / "model")
+    policy, other = (AutoModelForCausalLM.from_pretrained(tmp_path / "model") for _ in range(2))
+    settings = PolicyConfig(preset="raft", new_tokens=LONGEST).resolve()
+    samples = learned_samples(tokenizer, written(tokenizer), settings)
+    assert len(samples) == 3  # the rewards of one prompt are equal
+    sums = sums_of(policy, policy, None, samples, None, settings, [[1.0]] * 3)
+    (sums.loss / sums.targets).backward()
+    total, count = 0.0, 0
+    for (answer,) in samples:
+        ids, labels = torch.from_numpy(answer.ids)[None], torch.from_numpy(np.where(answer.flags, answer.ids, -100))
+        total = total + other(ids, labels=labels[None]).loss * int(answer.flags.sum())
+        count += int(answer.flags.sum())
+    (total / count).backward()
+    assert sums.targets == count
+    assert (sums.loss / sums.targets).item() == pytest.approx((total / count).item(), abs=1e-5)
+    assert torch.allclose(gradients(policy), gradients(other), atol=1e-6)
+
+
+def test_online_dpo_equals_that_of_trl(tokenizer, tmp_path):
+    pytest.importorskip("trl", reason="trl is not installed")
+    from datasets import Dataset
+    from trl.experimental.online_dpo import OnlineDPOConfig, OnlineDPOTrainer
+
+    folder_of_model(tokenizer, tmp_path / "model")
+    reference = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    policy = moved(copy.deepcopy(reference), 0.03, 1)
+    trained_by_trl = copy.deepcopy(policy)
+    settings = PolicyConfig(preset="online_dpo", new_tokens=LONGEST).resolve()
+    samples = learned_samples(tokenizer, written(tokenizer), settings)
+    sums = sums_of(policy, policy, reference, samples, None, settings, [[1.0, 1.0]] * len(samples))
+    ours = sums.loss / sums.targets
+    ours.backward()
+
+    trainer = OnlineDPOTrainer(
+        trained_by_trl, ref_model=reference, reward_funcs=lambda completions, **_: [0.0] * len(completions),
+        args=OnlineDPOConfig(output_dir=str(tmp_path / "trl"), report_to=[], use_cpu=True, bf16=False,
+                             gradient_checkpointing=False, per_device_train_batch_size=len(samples)),
+        train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in PROMPTS]), processing_class=tokenizer.hf,
+    )  # fmt: skip
+    in_order = [pair[0] for pair in samples] + [pair[1] for pair in samples]  # all best answers, then all worst
+    questions = [answer.ids[answer.flags == 0] for answer in in_order]
+    answers = [answer.ids[answer.flags > 0] for answer in in_order]
+
+    def padded(rows, values, *, left):
+        longest = max(map(len, rows))
+        sides = [(longest - len(row), 0) if left else (0, longest - len(row)) for row in rows]
+        return torch.tensor(np.stack([np.pad(value, side) for value, side in zip(values, sides, strict=True)]))
+
+    arrays = [
+        padded(rows, values, left=left)
+        for rows, left in ((questions, True), (answers, False))
+        for values in (rows, [np.ones(len(row), dtype=np.int64) for row in rows])
+    ]
+    trainer._generate = lambda *_: (*arrays, None)
+    trainer._calculate_rewards_from_functions = lambda **_: torch.tensor([1.0, 0.0]).repeat_interleave(len(samples))
+    trainer.current_gradient_accumulation_steps = 1
+    theirs = trainer.training_step(trainer.model, {"prompt": PROMPTS[: len(samples)]})
+    expected = gradients(trained_by_trl)
+    gradient = (gradients(policy) - expected).abs().max() / expected.abs().max()
+    print(f"online_dpo: loss {abs(ours.item() - theirs.item()):.1e}, gradient {gradient:.1e}")
+    assert ours.item() != pytest.approx(np.log(2), abs=1e-3)
+    assert abs(ours.item() - theirs.item()) < 1e-5
+    assert gradient < 1e-5
+    assert sums.targets == len(samples)
 
 
 def test_masked_answers_equal_those_of_trl(tokenizer, tmp_path):
@@ -194,7 +273,7 @@ def test_penalties_of_long_answers_equal_those_of_trl():
     assert overlong_penalties(torch.tensor(lengths), 20, 6).tolist() == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", OF_ANSWERS)
 def test_micro_batches_give_the_same_loss_and_gradient(preset):
     """7 prompts at once and 2 at a time, with a masked answer, one without reward and a group without signal."""
     torch.manual_seed(0)
@@ -239,6 +318,7 @@ NAN = float("nan")
         ("mean", [-1.0, NAN, 2.0, -1.0]),
         ("deviation", [-1 / 3**0.5, NAN, 2 / 3**0.5, -1 / 3**0.5]),
         ("leave_one_out", [-1.5, NAN, 3.0, -1.5]),
+        ("best", [0.0, NAN, 1.0, 0.0]),
     ],
 )
 def test_advantages_by_hand(kind, expected):
@@ -248,6 +328,11 @@ def test_advantages_by_hand(kind, expected):
     assert values.dtype == torch.float64
     assert values[0].tolist() == pytest.approx([0.0 if x != x else x for x in expected], rel=1e-3)
     assert values[1:].tolist() == [[0.0] * 4] * 3
+
+
+def test_the_first_of_equal_answers_is_the_best_or_worst():
+    rewards = torch.tensor([[0.0, 0.1 + 0.2, 0.3, 0.0], [NAN, 2.0, 5.0, 5.0], [1.0] * 4, [NAN, NAN, NAN, 3.0]]).double()
+    assert best_and_worst(rewards).tolist() == [[1, 0], [2, 1], [-1, -1], [-1, -1]]
 
 
 groups = st.lists(
@@ -271,7 +356,7 @@ def test_advantages_add_up_to_zero_and_ignore_missing_rewards(kind, groups):
             assert torch.allclose(advantages(group[present][None], kind)[0], result[present], atol=1e-7)
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", OF_ANSWERS)
 @given(
     lengths=st.lists(st.lists(st.integers(0, 4), min_size=2, max_size=2), min_size=2, max_size=5),
     cut=st.integers(1, 4),
@@ -311,7 +396,7 @@ def test_sums_add_up_and_are_finite(preset, lengths, cut, scale, seed):
     assert totals.answers == sum(length > 0 for answers in lengths for length in answers)
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", OF_ANSWERS)
 def test_before_the_first_step_each_token_learns_its_advantage(preset):
     settings = PolicyConfig(preset=preset, new_tokens=4).resolve()
     values = torch.tensor([-0.5, -1.0, -2.0, -0.1]).requires_grad_()
@@ -346,6 +431,9 @@ def test_keys_that_are_set_change_the_preset():
         ({"answers": 1}, "greater than or equal to 2"),
         ({"clip_low": 1.5}, "less than or equal to 1"),
         ({"preset": "ppo"}, "'grpo', 'dr_grpo'"),
+        ({"beta": 0.1}, "beta"),
+        ({"preset": "raft", "clip_low": 0.2}, "clip_low"),
+        ({"preset": "online_dpo", "kl": 0.1, "ratio": "token"}, "ratio and no kl"),
     ],
 )
 def test_wrong_keys_are_refused(keys, message):

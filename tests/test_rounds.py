@@ -1,6 +1,7 @@
 """Learning from rewards: rounds of answers that survive kills, and do not depend on the number of processes."""
 
 import json
+import math
 import os
 import re
 import shutil
@@ -8,6 +9,7 @@ import signal
 from pathlib import Path
 
 import pytest
+import yaml
 import zstandard
 
 from support import WORKERS
@@ -205,15 +207,60 @@ def test_the_python_of_the_page(folder, page, capsys):
     assert len(capsys.readouterr().out.splitlines()) == 16
 
 
+# After 32 answers all rewards are equal.
+SIGNAL_ONCE = """
+import os
+
+def vowels(completion):
+    with open("calls", "ab") as calls:
+        calls.write(b".")
+    return sum(letter in "aeiou" for letter in completion) / 10 if os.stat("calls").st_size <= 32 else 1.0
+"""
+
+
+@pytest.mark.parametrize("preset", ["raft", "online_dpo"])
+def test_a_round_without_signal_teaches_nothing(folder, preset):
+    (folder / "rewards.py").write_text(SIGNAL_ONCE)
+    run = further_run(folder, policy={"preset": preset}, data={"validation": 0}, train={"steps": 2})
+    succeed("train", run)
+    first, second = [line for line in metrics(folder / "run") if "loss" in line]
+    assert first["loss"] > 0
+    assert first["gradient_norm"] > 0
+    assert 0 < first["entropy"] < 6  # ln 400
+    assert (second["signal"], second["loss"], second["gradient_norm"]) == (0, 0, 0)
+    assert "clipped_low" not in first
+
+
+def further_run(folder, name="run", model=None, **changes):
+    """A run that trains a model further."""
+    if not (folder / "base").is_dir():
+        succeed("train", write_run(folder / "base.yaml", merged(TINY, {"data": {"block": 48}, "train": {"steps": 1}})))
+    base = {key: value for key, value in POLICY.items() if key not in ("model", "tokenizer")}
+    base["model"] = {"from": str(folder / "base" / "model"), **(model or {})}
+    store = {"run": name, "data": {"store": "stores"}}
+    file = folder / f"{name}.yaml"
+    file.write_text(yaml.safe_dump(merged(merged(base, store), changes)))
+    return file
+
+
+LORA = {"lora": {"rank": 4}}
+# The reference is the base under an adapter, or a second model in memory.
+REFERENCES = {
+    "adapter": {"model": LORA, "policy": {"kl": 0.5}},
+    "model": {"policy": {"kl": 0.5}},
+    "pairs": {"policy": {"preset": "online_dpo"}},
+}
+
+
 @pytest.mark.slow
-def test_adapters_have_their_base_as_reference(folder):
-    succeed("train", policy_run(folder, "base", train={"steps": 1}))
-    model = {"from": str(folder / "base" / "model"), "lora": {"rank": 4}}
-    base = {name: value for name, value in POLICY.items() if name not in ("model", "tokenizer")} | {"model": model}
-    succeed("train", write_run(folder / "run.yaml", merged(base, {"policy": {"kl": 0.5}, "train": {"steps": 3}})))
+@pytest.mark.parametrize("case", REFERENCES)
+def test_the_reference_is_the_model_before_training(folder, case):
+    succeed("train", further_run(folder, **REFERENCES[case], train={"steps": 3}))
     lines = [line for line in metrics(folder / "run") if "loss" in line]
     assert lines[0]["kl"] == pytest.approx(0, abs=1e-6)
     assert lines[-1]["kl"] > 0
+    if case == "pairs":
+        assert lines[0]["loss"] == pytest.approx(math.log(2), abs=1e-6)
 
 
 def test_rewards_score_a_model_that_learned_another_objective(folder):
@@ -270,6 +317,26 @@ def test_the_same_answers_teach_the_same_under_every_layout(folder):
         for step, (loss, norm) in expected.items():
             assert measured[step][0] == pytest.approx(loss, rel=1e-5, abs=1e-7), (name, step)
             assert measured[step][1] == pytest.approx(norm, rel=1e-5), (name, step)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("case", REFERENCES)
+def test_a_sharded_reference_gives_the_same_loss(folder, case):
+    """Loss and gradient norm of ddp and fsdp, within 1e-5: both learn from the rollouts of one process."""
+    changes = merged(REFERENCES[case], {"train": {"steps": 3, "micro_batch": 2}, "data": {"validation": 0}})
+    files = {
+        name: further_run(folder, name, **changes, **({} if name == "one" else {"parallel": {"data": name}}))
+        for name in ("one", "ddp", "fsdp")
+    }
+    succeed("train", files["one"])
+    for name in ("ddp", "fsdp"):
+        shutil.copytree(folder / "one", folder / name, ignore=shutil.ignore_patterns(*OF_THE_FIRST))
+    run_ranks(2, CASES, "run_files", 400, CASES=os.pathsep.join(str(files[name]) for name in ("ddp", "fsdp")))
+    measured = losses(folder / "fsdp")
+    for step, (loss, norm) in losses(folder / "ddp").items():
+        assert norm > 0
+        assert measured[step][0] == pytest.approx(loss, rel=1e-5, abs=1e-7), step
+        assert measured[step][1] == pytest.approx(norm, rel=1e-5), step
 
 
 @pytest.mark.slow

@@ -79,7 +79,7 @@ OTHER_OBJECTIVES = (
     | {loss: f"preference, and preference.loss: {loss}" for loss in ("dpo", "ipo", "kto", "orpo", "simpo")}
     | {
         preset.replace("_", "-"): f"policy, and policy.preset: {preset}"
-        for preset in ("grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo")
+        for preset in ("grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo", "raft", "online_dpo")
     }
 )
 """Another tool's name of an objective in lower case, with - -> the value of `objective`."""

@@ -150,7 +150,7 @@ def set_teacher_if_available(objective: Objective, run: RunConfig, store: TokenS
 
     Outputs are not recomputed, since that can take hours and much disk space.
     """
-    if objective.teacher is None:
+    if objective.teacher is None or objective.scores_answers:  # rewards need no teacher
         return
     note = RunFolder(Path(run.run)).teacher
     if objective.teacher.settings is not None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 import numpy as np
 
 from artel.config import RunConfig
+from artel.errors import Problem
 from artel.models.text_vectors import has_pooling_layer
 from artel.objectives.length_groups import group_count
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from artel.objectives.rollouts import Round
     from artel.objectives.types import Batch
     from artel.text import Record
-    from artel.tokens import StoreSplit, Tokenizer
+    from artel.tokens import Sample, StoreSplit, Tokenizer
 
 
 class RecordHooks:
@@ -226,6 +227,8 @@ class Teacher:
     """Bytes of the cached outputs for each target."""
     reads_text: bool = False
     """True if it reads the text of the samples with its own tokenizer. Its outputs then depend on that tokenizer."""
+    is_initial_model: bool = False
+    """True if it is the run's own model before training, as the section `model` builds it."""
 
 
 class CachedOutputs(Protocol):
@@ -295,11 +298,12 @@ class RoundSettings:
     """Answers per prompt."""
     sampling: Sampling
     rewards: list[RewardTerm]
-    resample: int
+    """Empty if answers are not scored."""
+    resample: int = 0
     """Maximum number of times that a prompt's answers are replaced if they have no signal."""
-    reward_seconds: float
+    reward_seconds: float = 0.0
     """Time limit of a reward function."""
-    reward_bytes: int
+    reward_bytes: int = 0
     """Memory limit of a process that computes rewards."""
     turns: int = 1
     """Maximum number of replies in an answer."""
@@ -307,6 +311,13 @@ class RoundSettings:
     """File with functions that the model may call."""
     environment: str | None = None
     """Class that answers replies: FILE.py:CLASS or MODULE:CLASS."""
+    fraction: float = 1.0
+    """Fraction of the samples that are answered. The others are learned as they are stored."""
+
+    @property
+    def is_scored(self) -> bool:
+        """True if answers get a reward."""
+        return bool(self.rewards) or self.environment is not None
 
 
 class RoundHooks:
@@ -315,13 +326,25 @@ class RoundHooks:
     scores_answers: ClassVar[bool] = False
     """True if its metrics are rewards of answers, which can evaluate any model with the same head."""
 
+    @staticmethod
+    def round_problems(config: RunConfig) -> list[Problem]:
+        """Return the problems of a run with rounds whose model would be split so that it cannot write."""
+        splits = {"pipeline": config.parallel.pipeline > 1, "deepspeed": config.parallel.deepspeed is not None}
+        what, fix = "the model cannot write answers while it is split so", "use ddp, zero1, zero2, fsdp or tensor"
+        return [Problem(f"parallel.{key}", what, fix) for key, is_set in splits.items() if is_set]
+
     @property
     def rounds(self) -> RoundSettings | None:
         """The settings of its rounds; None if it learns from stored samples."""
         return None
 
+    def round_prompt_ids(self, sample: Sample) -> list[int]:
+        """Return the ids of a stored sample that the model answers; [] if it cannot be answered."""
+        ids: list[int] = sample.ids.tolist()
+        return ids
+
     def round_prompt(self, model: PreTrainedModel, ids: list[int]) -> GenerationPrompt:  # if it has `rounds`
-        """Return the prompt that the model answers, from the ids of a sample."""
+        """Return the prompt that the model answers, from its ids."""
         raise NotImplementedError
 
     def dialogue(self, reference: Mapping[str, Any]) -> Dialogue | None:

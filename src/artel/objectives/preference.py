@@ -279,8 +279,7 @@ class PreferenceOptimization(Objective):
         means = logps / counts.clamp(min=1)
         gap = log_ratios[:, _CHOSEN] - log_ratios[:, _REJECTED]
         if config.loss == "dpo":
-            correct, swapped = F.logsigmoid(beta * gap), F.logsigmoid(-beta * gap)
-            return -(1 - config.smoothing) * correct - config.smoothing * swapped
+            return dpo_losses(gap, beta, config.smoothing)
         if config.loss == "ipo":
             # Means over an answer's tokens, as the paper's authors confirmed; sums would penalize long answers.
             per_token = log_ratios / counts.clamp(min=1)
@@ -334,6 +333,18 @@ class PreferenceOptimization(Objective):
         kl = max(0.0, float(log_ratios[:, _OTHER].mean()))
         answers = log_ratios[:, :_OTHER]
         return float(self._losses(answers, answers, torch.ones_like(answers), kl)[present].mean())
+
+
+def dpo_losses(gaps: torch.Tensor, beta: float, smoothing: float = 0.0) -> torch.Tensor:
+    """Return DPO's loss of each pair.
+
+    `gaps`: log-ratio of policy and reference of the chosen answer, minus that of the rejected one. `smoothing`: the
+    probability that a pair is the wrong way round.
+    """
+    import torch.nn.functional as F
+
+    correct, swapped = F.logsigmoid(beta * gaps), F.logsigmoid(-beta * gaps)
+    return -(1 - smoothing) * correct - smoothing * swapped
 
 
 def _pair_messages(pair: Preference) -> list[Message]:

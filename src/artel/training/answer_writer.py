@@ -38,7 +38,8 @@ class AnswerWriter:
     split: StoreSplit
     strategy: ParallelStrategy
     world: World
-    pool: RewardPool
+    pool: RewardPool | None
+    """None if answers are not scored."""
     seed: int
     show_progress: Callable[[str, float], None]
     """Called with the activity and the finished fraction."""
@@ -82,9 +83,10 @@ class AnswerWriter:
         """Write `answers` answers to each question. All unfinished answers get their next reply together."""
         drafts: list[Draft] = []
         for question in questions:
-            ids, reference = self.split.sample(question.index).ids.tolist(), self.split.reference(question.index)
+            ids, reference = self.prompt_ids(question), self.split.reference(question.index)
+            new_tokens = min(self.settings.sampling.new_tokens, self.objective.config.data.block - len(ids))
             for answer in range(answers):
-                dialogue, new_tokens = self.objective.dialogue(reference), self.settings.sampling.new_tokens
+                dialogue = self.objective.dialogue(reference)
                 drafts.append(Draft(question, answer, len(drafts), ids, reference, new_tokens, dialogue))
         interaction = Interaction(
             self.settings, self.strategy, self.world, self.pool, self.objective.tokenizer,
@@ -98,6 +100,10 @@ class AnswerWriter:
             interaction.answer(active, end)
         interaction.close(drafts)
         return drafts
+
+    def prompt_ids(self, question: Question) -> list[int]:
+        """Return the ids of a prompt; [] if its sample cannot be answered."""
+        return self.objective.round_prompt_ids(self.split.sample(question.index))
 
     def _write_replies(self, drafts: list[Draft], end: GenerationPrompt) -> None:
         with self.strategy.generating():
@@ -121,11 +127,26 @@ class AnswerWriter:
 
     def _score(self, drafts: list[Draft], answers: int) -> list[list[Rollout]]:
         """Return the rollouts of drafts, in groups of `answers`."""
+        rollouts = [
+            Rollout(
+                number=draft.question.number, index=draft.question.index, epoch=draft.question.epoch,
+                answer=draft.answer, attempt=draft.question.attempt, seed=self._seed(draft.question, draft.answer),
+                prompt_ids=draft.segments[0].prompt_ids, ids=draft.segments[0].ids,
+                log_probs=draft.segments[0].log_probs, text=draft.text, cut_off=draft.cut_off, rewards=rewards,
+                reward=reward, failures=draft.failures, messages=draft.messages, restarts=draft.segments[1:],
+            )
+            for draft, (rewards, reward) in zip(drafts, self._rewards(drafts), strict=True)
+        ]  # fmt: skip
+        return [rollouts[start : start + answers] for start in range(0, len(rollouts), answers)]
+
+    def _rewards(self, drafts: list[Draft]) -> list[tuple[dict[str, float | None], float | None]]:
+        """Return the rewards of each draft by name, and their sum. Record failures in the drafts."""
+        if self.pool is None:
+            return [({}, None) for _ in drafts]
         completions = [
             Completion(
                 prompt=draft.reference["prompt"], text=draft.text, columns=draft.reference["columns"],
-                tokens=draft.written, cut_off=draft.cut_off,
-                replies=draft.dialogue.turns if draft.dialogue is not None else [],
+                tokens=draft.written, cut_off=draft.cut_off, replies=draft.messages,
             )
             for draft in drafts
         ]  # fmt: skip
@@ -133,23 +154,14 @@ class AnswerWriter:
             scores = self.pool.score(completions, self._report)
         for position, name, reason in scores.failures:
             drafts[position].fail(name, reason)
-        rollouts: list[Rollout] = []
+        results = []
         for draft, values, total in zip(drafts, scores.values, scores.totals, strict=True):
-            question, (first, *restarts) = draft.question, draft.segments
             rewards, reward = dict(zip(scores.names, map(_nan_to_none, values), strict=True)), _nan_to_none(total)
             if self.pool.has_environment_reward:
                 rewards["environment"] = draft.reward
                 reward = reward if draft.reward is None else (reward or 0.0) + draft.reward
-            rollouts.append(
-                Rollout(
-                    number=question.number, index=question.index, epoch=question.epoch, answer=draft.answer,
-                    attempt=question.attempt, seed=self._seed(question, draft.answer), prompt_ids=first.prompt_ids,
-                    ids=first.ids, log_probs=first.log_probs, text=draft.text, cut_off=draft.cut_off, rewards=rewards,
-                    reward=None if "environment" in draft.failures else reward, failures=draft.failures,
-                    messages=completions[len(rollouts)].replies, restarts=restarts,
-                )
-            )  # fmt: skip
-        return [rollouts[start : start + answers] for start in range(0, len(rollouts), answers)]
+            results.append((rewards, None if "environment" in draft.failures else reward))
+        return results
 
 
 def _nan_to_none(value: float) -> float | None:

@@ -48,17 +48,18 @@ class Log:
         self._guard.check_newest_step(run)
         sums = run.strategy.all_reduce_sum(run.window.double().tolist())
         totals = dict(zip(run.objective.sums, sums, strict=True))
-        if not totals["targets"]:  # only bad steps, which are in bad_steps.jsonl
+        if not totals["targets"] and run.rounds is None:  # only bad steps, which are in bad_steps.jsonl
             return
         run.check_folder()
         run.window.zero_()
         seconds, run.window_seconds = run.window_seconds, 0.0
         tokens, run.window_tokens = run.window_tokens, 0
         positions, run.window_positions = run.window_positions, 0
-        run.progress.train_loss = totals["loss"] / totals["targets"]
+        targets = max(1.0, totals["targets"])  # a round without signal has none
+        run.progress.train_loss = totals["loss"] / targets
         speed = token_rate(tokens, seconds)
         mfu = utilization(run.flops_per_token, speed, run.peak_flops, run.world.size)
-        balance = totals.get("balance", 0.0) / totals["targets"]
+        balance = totals.get("balance", 0.0) / targets
         objective_metrics = run.objective.training_metrics(totals)
         run.trackers.log_training(
             {

@@ -84,6 +84,11 @@ class Draft:
         """Maximum length of the next reply, so that each segment fits into the stored prompt's block."""
         return self.new_tokens - max(self.written, len(self.next_ids) - len(self.prompt_ids))
 
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """Replies and the messages between them; empty without tools and environment."""
+        return self.dialogue.turns if self.dialogue is not None else []
+
     def fail(self, name: str, reason: str) -> None:
         """Record a failure. Several of one name are joined."""
         earlier = self.failures.get(name)

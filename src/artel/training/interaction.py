@@ -26,7 +26,8 @@ class Interaction:
     settings: RoundSettings
     strategy: ParallelStrategy
     world: World
-    pool: RewardPool
+    pool: RewardPool | None
+    """None if there are neither tools nor environments."""
     tokenizer: Tokenizer
     measure: Callable[[], AbstractContextManager[None]]
     """Called around each use of the processes."""
@@ -90,6 +91,7 @@ class Interaction:
         answers = None
         if self.strategy.holds_full_model or self.world.first:
             jobs = [Job(drafts[position].position, requests[position]) for position in positions]
+            assert self.pool is not None
             with self.measure():
                 answers = self.pool.respond(jobs, self.report)
         if not self.strategy.holds_full_model:

@@ -50,8 +50,8 @@ class RewardValidation(Validation):
 
 
 def make_validation(objective: Objective, split: StoreSplit, config: RunConfig, world: World) -> Validation:
-    """Return a split's validation, by rewards if the objective has rounds. Raise InputError as `open_rewards` does."""
-    if objective.rounds is None:
+    """Return a split's validation, by rewards if the objective has any. Raise InputError as `open_rewards` does."""
+    if objective.rounds is None or not objective.rounds.is_scored:
         return Validation(objective, split)
     pool = open_rewards(objective.rounds, config.plugins)
     return RewardValidation(objective, split, world, pool, config.seed)

@@ -1,9 +1,10 @@
 """Rounds: the model writes answers, rewards score them, a file stores them, and the next steps learn from them.
 
-A round serves `policy.steps` steps. Its prompts are the samples of these steps, so a round is a function of its number
-and of the weights at its start (principle 1). The seed of an answer depends only on the run, the prompt and
-the answer's index. A run that is killed while it writes or scores repeats both with the same seeds. Once the file is
-written, the run reads it, so it ends like an uninterrupted run even if a reward function is not deterministic.
+An objective without rewards learns from the answers as they are. A round serves `policy.steps` steps. Its prompts are
+the samples of these steps, so a round is a function of its number and of the weights at its start (principle 1). The
+seed of an answer depends only on the run, the prompt and the answer's index. A run that is killed while it writes or
+scores repeats both with the same seeds. Once the file is written, the run reads it, so it ends like an uninterrupted
+run even if a reward function is not deterministic.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+import xxhash
 
 from artel.errors import InputError
 from artel.objectives.rollouts import Rollout, Round, read_round
@@ -25,8 +27,8 @@ from artel.training.run import Run
 class Rounds:
     """Creates the round of each step of a run, and passes it to the objective."""
 
-    def __init__(self, run: Run, split: StoreSplit, pool: RewardPool) -> None:
-        """`split`: the training split, whose samples are prompts."""
+    def __init__(self, run: Run, split: StoreSplit, pool: RewardPool | None) -> None:
+        """`split`: the training split, whose samples are prompts. `pool`: None if answers are not scored."""
         self._run = run
         self._writer = AnswerWriter(
             run.objective, split, run.strategy, run.world, pool, run.config.seed, run.trackers.show_progress
@@ -39,11 +41,12 @@ class Rounds:
 
         Raise InputError if no prompt of the run's first round has signal: such a run cannot learn.
         """
-        run, steps = self._run, self._writer.settings.steps
+        run, settings = self._run, self._writer.settings
+        steps = settings.steps
         number = step // steps
         if self._round is None or self._round.number != number:
             self._round = self._read_or_write(number)
-            if step == 0 and not any(map(_has_signal, self._round.groups().values())):
+            if step == 0 and settings.is_scored and not any(map(_has_signal, self._round.groups().values())):
                 raise _no_signal_error(self._round)
         run.objective.set_round(self._round, is_fresh=step % steps == 0, seconds=self._writer.seconds)
 
@@ -57,7 +60,12 @@ class Rounds:
         )
         indices, epochs = run.order.at(numbers), numbers // run.length.samples
         questions = [Question(*map(int, values)) for values in zip(numbers, indices, epochs, strict=True)]
-        prompts = {question.number: self._writer.split.sample(question.index).ids.tolist() for question in questions}
+        prompts = {
+            question.number: ids
+            for question in questions
+            if self._is_answered(question.number) and (ids := self._writer.prompt_ids(question))
+        }
+        questions = [question for question in questions if question.number in prompts]
         self._writer.seconds.clear()
         existing = read_round(self._folder, number, prompts)
         if run.strategy.all_reduce_min(int(existing is not None)):
@@ -70,6 +78,11 @@ class Rounds:
             round_.write(self._folder)
         run.world.barrier()  # so that every rank finds it if the run is killed from now on
         return round_
+
+    def _is_answered(self, number: int) -> bool:
+        """True if a sample is answered: a function of the run's seed and the sample's running number."""
+        key = f"answered:{self._run.config.seed}:{number}"
+        return xxhash.xxh3_64_intdigest(key.encode()) < self._writer.settings.fraction * 2**64
 
     def _write(self, questions: list[Question]) -> list[list[Rollout]]:
         """Write answers to all questions. Replace those without signal, at most `resample` times."""

@@ -175,8 +175,9 @@ def _open_run(
         clock=clock,
         started=started,
     )
-    if isinstance(validation, RewardValidation):
-        run.rounds = Rounds(run, store.train, validation.pool)
+    if objective.rounds is not None:
+        pool = validation.pool if isinstance(validation, RewardValidation) else None
+        run.rounds = Rounds(run, store.train, pool)
     if world.first:
         _record_start(run, model.chosen)
     if model.compiled and not run.finished:

@@ -74,8 +74,9 @@ def set_teacher(
     if teacher is None:
         return
     if teacher.settings is None:
-        logger.info("loading the teacher %s, which stays in memory", teacher.model)
-        model = load_teacher(teacher.model, config, objective, world)
+        role = "model before training" if teacher.is_initial_model else "teacher"
+        logger.info("loading the %s %s, which stays in memory", role, teacher.model)
+        model = load_teacher(teacher, config, objective, world)
         objective.set_teacher(model.call, model.config)
         return
     folder = _find_or_compute_outputs(objective, teacher, config, store, world, note if resumes else None)
@@ -179,7 +180,7 @@ def _compute_outputs(
             world, lambda: [shard for shard in shards if not (incomplete / shard.name).is_file()]
         )
         logger.info("loading the teacher %s", teacher.model)
-        model = load_teacher(teacher.model, config, objective, world)
+        model = load_teacher(teacher, config, objective, world)
         progress = ProgressMessages("running the teacher:")
         num_done = len(shards) - len(missing)
         if num_done:

@@ -27,6 +27,7 @@ from artel.models.lora.adapter_folder import read_adapter
 from artel.models.output_head import output_head
 from artel.models.quantization import set_compute_precision
 from artel.objectives import Objective
+from artel.objectives.hooks import Teacher
 from artel.parallel import World, plan_parallelism
 from artel.storage import checksum
 from artel.tokens import load_tokenizer
@@ -52,15 +53,17 @@ class TeacherModel:
             return self.call(work)
 
 
-def load_teacher(name: str, config: RunConfig, objective: Objective, world: World) -> TeacherModel:
-    """Load the model of a folder or hub id as a run's teacher. Raise InputError if it does not fit the objective.
+def load_teacher(teacher: Teacher, config: RunConfig, objective: Objective, world: World) -> TeacherModel:
+    """Load a run's teacher: a model of a folder or hub id. Raise InputError if it does not fit the objective.
 
     If each process holds the full student, each also holds the full teacher. Otherwise fully_shard shards the teacher
     over all processes, in whatever way the student is split.
     """
-    tokenizer = load_tokenizer(name, f"{objective.section}.teacher")
-    objective.check_teacher(tokenizer)
-    model_config = ModelConfig.model_validate({"from": name})
+    name, tokenizer, model_config = teacher.model, objective.tokenizer, config.model
+    if not teacher.is_initial_model:
+        tokenizer = load_tokenizer(name, f"{objective.section}.teacher")
+        objective.check_teacher(tokenizer)
+        model_config = ModelConfig.model_validate({"from": name})
     request = objective.model_request(model_config, config.data.block, config.seed)
     precision = teacher_precision(config, world.device)
     shards = world.size > 1 and not plan_parallelism(config, world.size, world.on_host).full_matrices

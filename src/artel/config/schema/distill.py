@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from artel.config.schema.base import Name, Section
-from artel.config.schema.quantities import Count, Number
+from artel.config.schema.quantities import Count, Length, Number
 
 
 class HiddenStatesConfig(Section):
@@ -50,6 +50,16 @@ class DistillConfig(Section):
         ge=1,
         description="Number of the teacher's most likely ids per target to cache before training, with the total "
         "probability of the other ids. null: all ids, with the teacher in memory during training.",
+    )
+    on_policy: Number = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="Fraction of the samples whose last answer the student writes anew in each step; it learns the "
+        "teacher's distributions on that answer (GKD). Requires conversations and top_k: null.",
+    )
+    new_tokens: Length = Field(
+        default=256, description="on_policy: maximum length of an answer in tokens, within data.block."
     )
     hidden: HiddenStatesConfig | None = Field(
         default=None, description="Also match hidden states. Requires equal hidden sizes and top_k: null."

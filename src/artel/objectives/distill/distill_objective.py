@@ -4,7 +4,8 @@ The loss of a target is
 
     alpha x cross-entropy + (1 - alpha) x T² x divergence(teacher at T, student at T) + hidden.weight x hidden states
 
-or only the cross-entropy if the teacher has another tokenizer without this target (`other_tokenizer.py`). The
+or only the cross-entropy if the teacher has another tokenizer without this target (`other_tokenizer.py`), or only the
+divergence if the student wrote the target (`on_policy.py`). The
 temperature T divides the logits of both models. T² keeps the gradient of the divergence as large as at T = 1 (Hinton et
 al. 2015, section 2).
 
@@ -27,11 +28,13 @@ from artel.models import IGNORED
 from artel.objectives.base import Objective, directions
 from artel.objectives.causal import Causal
 from artel.objectives.chat import Chat
+from artel.objectives.distill.on_policy import WRITTEN, OnPolicy
 from artel.objectives.distill.other_tokenizer import TokenMap
 from artel.objectives.distill.teacher_checks import (
     KEY,
     by_text_problems,
     layout_problems,
+    on_policy_problems,
     source_problems,
     teacher_model,
     teacher_problems,
@@ -76,6 +79,9 @@ class Distillation(Objective):
     sees_ahead: ClassVar[bool] = False
     """True if tokens attend to later tokens."""
 
+    writes_answers: ClassVar[bool] = False
+    """True if the student writes answers that it learns from."""
+
     def __init__(self, config: RunConfig, tokenizer: Tokenizer) -> None:
         super().__init__(config, tokenizer)
         self._distill = config.distill
@@ -106,14 +112,14 @@ class Distillation(Objective):
 
     @classmethod
     def for_run(cls, config: RunConfig) -> type[Objective]:
+        chat = DistillOnPolicy if config.distill.on_policy else DistillChat
         if config.distill.on != "auto":
             taught = OBJECTIVES[config.distill.on]
-            classes = (Distill, DistillChat, DistillMasked)
+            classes = (Distill, chat, DistillMasked)
             return next(distillation for distillation in classes if distillation.taught is taught)
         yielded = {source.yields for source in config.data.sources}
         return next(
-            (distillation for distillation in (Distill, DistillChat) if yielded & {*distillation.taught.learns_from}),
-            cls,
+            (distillation for distillation in (Distill, chat) if yielded & {*distillation.taught.learns_from}), cls
         )
 
     @classmethod
@@ -137,6 +143,7 @@ class Distillation(Objective):
             *sources,
             *teacher_problems(config),
             *layout_problems(config),
+            *on_policy_problems(config, has_prompts=cls.writes_answers),
             *by_text_problems(config),
         ]
 
@@ -301,6 +308,10 @@ class Distillation(Objective):
         labels, positions = find_targets(batch)
         aligned = batch.tensors.get("teacher_aligned")
         is_aligned = None if aligned is None else aligned.flatten()[positions]
+        alpha: Any = distill.alpha
+        if WRITTEN in batch.tensors:  # the student learns nothing from its own tokens, only from the teacher's view
+            is_written = batch.tensors[WRITTEN].flatten()[positions]
+            alpha = torch.where(is_written, 0.0, distill.alpha)
 
         def chunk_sums(logits: torch.Tensor, chunk: slice) -> torch.Tensor:
             cross_entropy = F.cross_entropy(logits, labels[chunk], reduction="none")
@@ -314,7 +325,8 @@ class Distillation(Objective):
             student = at_temperature(logits[:, : self._vocabulary], distill.temperature)
             teacher, teacher_top, student = classes(student, chunk)
             distance = divergence(teacher, student, distill.loss, distill.beta)
-            loss = distill.alpha * cross_entropy + (1 - distill.alpha) * distill.temperature**2 * distance
+            weight = alpha if isinstance(alpha, float) else alpha[chunk]
+            loss = weight * cross_entropy + (1 - weight) * distill.temperature**2 * distance
             agreed = guesses == teacher_top
             if is_aligned is not None:
                 loss = torch.where(is_aligned[chunk], loss, cross_entropy)
@@ -378,6 +390,12 @@ class DistillChat(Distillation, Chat):
     presentation = _describe(Chat)
     metric_directions = Chat.metric_directions | _METRIC_DIRECTIONS
     taught = Chat
+
+
+class DistillOnPolicy(OnPolicy, DistillChat):
+    """Distillation on the assistant's turns of conversations, of which the student writes some itself."""
+
+    writes_answers = True
 
 
 class DistillMasked(Distillation, Masked):

@@ -74,6 +74,30 @@ def layout_problems(config: RunConfig) -> list[Problem]:
     ]
 
 
+def on_policy_problems(config: RunConfig, *, has_prompts: bool) -> list[Problem]:
+    """Return problems of settings under which the student cannot write answers. `has_prompts`: conversations have."""
+    distill, chat = config.distill, config.chat
+    if not distill.on_policy:
+        return []
+    problems = []
+    if not has_prompts:
+        what = "texts have no prompts that the student could answer"
+        problems.append(Problem("distill.on_policy", what, "use conversations, or write 0"))
+    if distill.tokenizer == "by_text":
+        what = "by_text needs cached outputs, but the student's answers are new in each step"
+        problems.append(Problem("distill.tokenizer", what, "write same, or distill.on_policy: 0"))
+    elif distill.top_k is not None:
+        what = f"{distill.top_k} caches outputs before training, but the student's answers are new in each step"
+        problems.append(Problem("distill.top_k", what, "write null, or distill.on_policy: 0"))
+    if has_prompts and chat.train_on == "all":
+        what = "all also learns the prompts, but with distill.on_policy the student writes answers only"
+        problems.append(Problem("chat.train_on", what, "write assistant"))
+    if has_prompts and chat.too_long == "truncate_left":
+        what = "a truncated conversation may have lost the prompt that the student answers"
+        problems.append(Problem("chat.too_long", what, "write skip or split"))
+    return problems
+
+
 def by_text_problems(config: RunConfig) -> list[Problem]:
     """Return problems of settings that a teacher with another tokenizer does not support."""
     distill = config.distill

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Literal, TypeVar
 
@@ -14,10 +15,10 @@ from artel.rewards.function import check_name
 if TYPE_CHECKING:
     import torch
 
-Advantage = Literal["mean", "deviation", "leave_one_out"]
-Ratio = Literal["token", "sequence", "product"]
+Advantage = Literal["mean", "deviation", "leave_one_out", "best"]
+Ratio = Literal["token", "sequence", "product", "none"]
 Divisor = Literal["tokens", "answers", "longest"]
-Preset = Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo"]
+Preset = Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo", "raft", "online_dpo"]
 _Sum = TypeVar("_Sum", int, "torch.Tensor")
 
 
@@ -34,11 +35,29 @@ class PolicySettings:
     clips_weight: bool = False
     """True: the clipped ratio weights the log-probability and has no gradient (CISPO). False: the loss is clipped, and
     the gradient flows through the ratio (PPO). Not a key of the run file."""
+    learns_pairs: bool = False
+    """True: DPO's loss of the best and the worst answer of each prompt. Advantage, ratio, bounds and divisor do not
+    apply. Not a key of the run file."""
+    beta: float = 0.0
     kl: float = 0.0
     new_tokens: int = 1
 
+    @property
+    def learned_answers(self) -> int | None:
+        """Number of answers to a prompt that are learned if their rewards differ; None if all are."""
+        if self.learns_pairs:
+            return 2
+        return 1 if self.advantage == "best" else None
+
+    @property
+    def needs_reference(self) -> bool:
+        """True if the loss compares with the model before training."""
+        return self.learns_pairs or self.kl > 0
+
     def targets(self, *, tokens: _Sum, answers: _Sum) -> _Sum:
         """Return the loss denominator, which adds up over micro-batches. Pass the counts of learned answers only."""
+        if self.learns_pairs:
+            return answers // 2
         if self.divide_by == "tokens":
             return tokens
         return answers if self.divide_by == "answers" else answers * self.new_tokens
@@ -52,6 +71,8 @@ PRESETS: dict[Preset, PolicySettings] = {
     "gspo": PolicySettings("deviation", "sequence", 3e-4, 4e-4, "answers"),
     "cispo": PolicySettings("deviation", "token", 1.0, 4.0, "tokens", clips_weight=True),
     "rloo": PolicySettings("leave_one_out", "product", 0.2, 0.2, "answers"),
+    "raft": PolicySettings("best", "none", 1.0, math.inf, "tokens"),
+    "online_dpo": PolicySettings("best", "none", 1.0, math.inf, "answers", learns_pairs=True, beta=0.1),
 }
 """The loss of each paper:
 
@@ -62,6 +83,10 @@ PRESETS: dict[Preset, PolicySettings] = {
 - `cispo`: Chen et al. 2025 (MiniMax-M1), arXiv:2506.13585: no lower bound. Upper bound 5 = 1 + 4 of Khatri et al. 2025
   (ScaleRL), arXiv:2510.13786, as MiniMax published none.
 - `rloo`: Ahmadian et al. 2024 (Back to Basics), arXiv:2402.14740: an answer is one action. The clipping is TRL's.
+- `raft`: Dong et al. 2023, arXiv:2304.06767: cross-entropy of the best answer to each prompt (best of N); of equal
+  ones, the first. The paper also learns an answer if all rewards are equal. Here such a prompt teaches nothing, since
+  its best answer would be random.
+- `online_dpo`: Guo et al. 2024, arXiv:2402.04792: DPO on the best and the worst answer to each prompt. `beta` is TRL's.
 """
 
 
@@ -109,12 +134,14 @@ class PolicyConfig(Section):
     advantage: Advantage | None = Field(
         default=None,
         description="Advantage of an answer. mean: its reward minus the mean of its prompt's answers; deviation: also "
-        "divided by their standard deviation; leave_one_out: its reward minus the mean of the other answers.",
+        "divided by their standard deviation; leave_one_out: its reward minus the mean of the other answers; best: 1 "
+        "for the best answer to a prompt, and no other is learned.",
     )
     ratio: Ratio | None = Field(
         default=None,
         description="Probability under the new policy divided by that under the old one. token: of each token; "
-        "sequence: geometric mean over the answer's tokens; product: of the answer.",
+        "sequence: geometric mean over the answer's tokens; product: of the answer; none: the loss is the "
+        "log-probability of each token times the advantage.",
     )
     clip_low: Number | None = Field(
         default=None, gt=0, le=1, description="The ratio is clipped below 1 - clip_low; 1.0: no lower bound."
@@ -130,6 +157,9 @@ class PolicyConfig(Section):
         ge=0,
         description="Maximum number of times that a prompt's answers are written anew because all have the same reward "
         "(dapo: 10, other presets: 0).",
+    )
+    beta: Number | None = Field(
+        default=None, gt=0, description="online_dpo: weight of the log-ratios to the model before training (0.1)."
     )
     kl: Number = Field(
         default=0.0, ge=0, description="Weight of the KL divergence from the model before training (k3 estimator)."
@@ -159,6 +189,22 @@ class PolicyConfig(Section):
             raise ValueError(
                 f"overlong_tokens {self.overlong_tokens:,} is over new_tokens {self.new_tokens:,}; "
                 f"write e.g. {max(1, self.new_tokens // 5):,}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_loss_keys(self) -> PolicyConfig:
+        """Refuse keys that the loss does not have."""
+        settings = self.resolve()
+        absent = [] if settings.learns_pairs else ["beta"]
+        if settings.learns_pairs:
+            absent = ["advantage", "ratio", "clip_low", "clip_high", "divide_by", "kl"]
+        elif settings.ratio == "none":
+            absent += ["clip_low", "clip_high"]
+        if written := [name for name in absent if getattr(self, name)]:
+            loss = self.preset if settings.learns_pairs or settings.ratio != "none" else "ratio: none"
+            raise ValueError(
+                f"{loss} has no {' and no '.join(written)}; remove {'it' if len(written) == 1 else 'them'}"
             )
         return self
 

@@ -1,7 +1,8 @@
 """Advantages of answers, and the loss of a micro-batch as sums.
 
 The loss is PPO's clipped surrogate (Schulman et al. 2017, arXiv:1707.06347) or CISPO's weighted log-probability, with
-an optional KL divergence. `PRESETS` in `config.py` names the papers. Losses and gradients equal TRL's, with these
+an optional KL divergence; or the cross-entropy of the best answers; or DPO's loss of pairs of a best and a worst
+answer. `PRESETS` in `config.py` names the papers. Losses and gradients equal TRL's, with these
 exceptions:
 
 - With every preset the KL divergence is the k3 estimator in the loss (DeepSeekMath). By default TRL also multiplies it
@@ -40,12 +41,29 @@ def has_signal(rewards: torch.Tensor) -> torch.Tensor:
     return highest - lowest > _MIN_SPREAD
 
 
+def best_and_worst(rewards: torch.Tensor) -> torch.Tensor:
+    """Return the index of the best and of the worst answer to each prompt, int64 (prompts, 2); -1 without signal.
+
+    Of several equal ones, the first. Arguments as for `advantages`.
+    """
+    import torch
+
+    missing = rewards.isnan()
+    highest = rewards.masked_fill(missing, -torch.inf).amax(dim=1, keepdim=True)
+    lowest = rewards.masked_fill(missing, torch.inf).amin(dim=1, keepdim=True)
+    is_best, is_worst = rewards >= highest - _MIN_SPREAD, rewards <= lowest + _MIN_SPREAD
+    indices = torch.stack([is_best.int().argmax(dim=1), is_worst.int().argmax(dim=1)], dim=1)
+    return indices.where(has_signal(rewards)[:, None], -1)
+
+
 def advantages(rewards: torch.Tensor, kind: Advantage) -> torch.Tensor:
     """Return the advantage of each answer, float64 (prompts, answers).
 
     rewards float64 (prompts, answers). NaN: the answer has no reward. It is left out of its group's statistics, and its
     advantage is 0. All advantages of a group without signal are exactly 0.
     """
+    import torch
+
     present = ~rewards.isnan()
     counts = present.sum(dim=1, keepdim=True)
     differences = rewards - rewards.nanmean(dim=1, keepdim=True)
@@ -55,6 +73,8 @@ def advantages(rewards: torch.Tensor, kind: Advantage) -> torch.Tensor:
         differences = differences / (variances.sqrt() + _EPSILON)
     elif kind == "leave_one_out":
         differences = differences * counts / (counts - 1)
+    elif kind == "best":
+        differences = (torch.arange(rewards.shape[1]) == best_and_worst(rewards)[:, :1]).to(rewards.dtype)
     return differences.where(learns, 0.0)
 
 
@@ -101,15 +121,13 @@ def policy_sums(
     log_probs float32 (count,), with gradient, as `target_log_probs` returns them; old_log_probs (count,) of the policy
     that wrote the answers; reference_log_probs (count,) of the model before training. advantages (samples, answers).
     answer_targets int64 (samples, answers, longest), as `answer_tensors` returns it. An answer without targets is
-    missing or masked, and does not count.
+    missing or masked, and does not count. Of a pair, the better answer is first.
     """
-    import torch
     import torch.nn.functional as F
 
     is_token = answer_targets < len(log_probs)
     lengths = is_token.sum(dim=-1)
     tokens, answers = lengths.sum(), (lengths > 0).sum()
-    weights = advantages.to(log_probs.dtype)[..., None]
 
     def by_answer(values: torch.Tensor) -> torch.Tensor:
         """Arrange values per token, (count,), as (samples, answers, longest), padded with 0."""
@@ -117,28 +135,21 @@ def policy_sums(
 
     log_ratios = by_answer(log_probs - old_log_probs)
     difference = log_ratios.detach().abs().sum()
-    if settings.ratio != "token":  # one ratio for all tokens of an answer
-        log_ratios = log_ratios.sum(dim=-1, keepdim=True)
-        if settings.ratio == "sequence":
-            log_ratios = log_ratios / lengths.clamp(min=1)[..., None]
-    ratios = log_ratios.clamp(max=_MAX_LOG_RATIO).exp()
-    low, high = 1 - settings.clip_low, 1 + settings.clip_high
-    clipped = ratios.clamp(low, high)
-    if settings.clips_weight:
-        losses = -clipped.detach() * weights * by_answer(log_probs)
-        is_low, is_high = (ratios < low) & (weights != 0), (ratios > high) & (weights != 0)
-    else:
-        losses = -torch.minimum(ratios * weights, clipped * weights)
-        is_low, is_high = (ratios < low) & (weights < 0), (ratios > high) & (weights > 0)
-    kl = losses.new_zeros(())
+    kl = divergences = log_probs.new_zeros(())
     if reference_log_probs is not None:
         differences = by_answer((reference_log_probs - log_probs).clamp(max=_MAX_LOG_RATIO))
         divergences = differences.exp() - differences - 1  # 0 in the padding
-        losses = losses + settings.kl * divergences
         kl = divergences.detach().sum()
-    losses = losses * is_token
-    if settings.divide_by == "answers":
-        losses = losses / lengths.clamp(min=1)[..., None]
+    if settings.learns_pairs:
+        assert reference_log_probs is not None
+        losses = _pair_losses(by_answer(log_probs - reference_log_probs), lengths, settings)
+        is_low = is_high = is_token & False
+    else:
+        by_token = by_answer(log_probs)
+        losses, is_low, is_high = _token_losses(log_ratios, by_token, lengths, advantages, settings)
+        losses = (losses + settings.kl * divergences) * is_token
+        if settings.divide_by == "answers":
+            losses = losses / lengths.clamp(min=1)[..., None]
     targets = settings.targets(tokens=tokens, answers=answers)
     return PolicySums(
         loss=losses.sum(),
@@ -150,3 +161,42 @@ def policy_sums(
         kl=kl,
         difference=difference,
     )
+
+
+def _pair_losses(log_ratios: torch.Tensor, lengths: torch.Tensor, settings: PolicySettings) -> torch.Tensor:
+    """Return the loss of each pair, (samples,), from the log-ratios to the reference, (samples, 2, longest)."""
+    from artel.objectives.preference import dpo_losses
+
+    best, worst = log_ratios.sum(dim=-1).unbind(dim=1)
+    return dpo_losses(best - worst, settings.beta) * (lengths > 0).all(dim=1)
+
+
+def _token_losses(
+    log_ratios: torch.Tensor,
+    log_probs: torch.Tensor,
+    lengths: torch.Tensor,
+    advantages: torch.Tensor,
+    settings: PolicySettings,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return (losses, True where the lower bound changes them, True where the upper one does).
+
+    Each has a shape that broadcasts to that of log_ratios and log_probs, (samples, answers, longest).
+    """
+    import torch
+
+    weights = advantages.to(log_probs.dtype)[..., None]
+    if settings.ratio == "none":
+        is_clipped = torch.zeros_like(weights, dtype=torch.bool)
+        return -weights * log_probs, is_clipped, is_clipped
+    if settings.ratio != "token":  # one ratio for all tokens of an answer
+        log_ratios = log_ratios.sum(dim=-1, keepdim=True)
+        if settings.ratio == "sequence":
+            log_ratios = log_ratios / lengths.clamp(min=1)[..., None]
+    ratios = log_ratios.clamp(max=_MAX_LOG_RATIO).exp()
+    low, high = 1 - settings.clip_low, 1 + settings.clip_high
+    clipped = ratios.clamp(low, high)
+    if settings.clips_weight:
+        losses = -clipped.detach() * weights * log_probs
+        return losses, (ratios < low) & (weights != 0), (ratios > high) & (weights != 0)
+    losses = -torch.minimum(ratios * weights, clipped * weights)
+    return losses, (ratios < low) & (weights < 0), (ratios > high) & (weights > 0)

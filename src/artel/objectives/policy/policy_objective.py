@@ -1,7 +1,7 @@
 """Learning from rewards: in each round a policy writes answers, rewards score them, and it learns from them.
 
 `training/rounds.py` creates the rounds. A sample is a prompt; its reference has the columns that rewards need. A row of
-a batch is a prompt with all its answers. The loss is in `losses.py`, its presets in `config.py`.
+a batch is a prompt with the answers that are learned. The loss is in `losses.py`, its presets in `config.py`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from artel.objectives.conversation.dialogue import Dialogue
 from artel.objectives.conversation.frame import ConversationError
 from artel.objectives.conversation.writer import ConversationWriter
 from artel.objectives.decoding import Decoding
-from artel.objectives.hooks import RoundSettings
+from artel.objectives.hooks import RoundSettings, Teacher, TeacherCall
 from artel.objectives.policy.config import PolicyConfig
 from artel.objectives.rollouts import Rollout, Round, Segment
 from artel.objectives.types import Batch, DocumentSamples, Presentation, TokenView
@@ -39,7 +39,7 @@ from artel.tokens import Rows, Sample, StoreSplit, Tokenizer
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 
 _TOOLS = "policy.tools"
@@ -69,7 +69,9 @@ class PolicyOptimization(Objective):
         self._base: Chat | Causal = base(config, tokenizer)
         self._writer = ConversationWriter(tokenizer, self._base.template) if isinstance(self._base, Chat) else None
         self.inserts_date = self._base.inserts_date
+        self._width = self._loss_settings.learned_answers or self._policy.answers
         self._shares_prompts = False
+        self._call_reference: TeacherCall | None = None
         self._groups: dict[tuple[int, int], list[Rollout]] = {}
         self._advantages: dict[tuple[int, int], np.ndarray] = {}
         self._round_metrics: dict[str, float] = {}
@@ -87,15 +89,12 @@ class PolicyOptimization(Objective):
         if policy.new_tokens >= config.data.block:
             what = f"{policy.new_tokens:,} tokens of an answer leave no space for a prompt in data.block"
             problems.append(Problem("policy.new_tokens", what, f"write less than {config.data.block:,}"))
-        if policy.kl > 0 and config.model.lora is None:
-            what = "the model before training is known only under an adapter"
-            problems.append(Problem("policy.kl", what, "write model: {lora: {rank: 16}}, or policy.kl: 0"))
-        parallel = config.parallel
-        for key, is_set in (("pipeline", parallel.pipeline > 1), ("deepspeed", parallel.deepspeed is not None)):
-            if is_set:
-                fix = "use ddp, zero1, zero2, fsdp or tensor"
-                problems.append(Problem(f"parallel.{key}", "the model cannot write answers while it is split so", fix))
-        if parallel.context > 1:
+        if policy.resolve().needs_reference and config.model.lora is None and config.model.from_ is None:
+            key, other = ("policy.kl", "policy.kl: 0") if policy.kl > 0 else ("policy.preset", "another preset")
+            what = "the loss compares with the model before training, but a model from scratch has learned nothing"
+            problems.append(Problem(key, what, f"write model: {{from: FOLDER}}, or {other}"))
+        problems += cls.round_problems(config)
+        if config.parallel.context > 1:
             problems.append(
                 Problem("parallel.context", "answers to a prompt share a row, which is not split", "write 1")
             )
@@ -196,6 +195,18 @@ class PolicyOptimization(Objective):
         ids = rows.ids[0, : rows.lengths[0]]
         return [next_token_view(ids, np.full(len(ids) - 1, IGNORED), "prompt")]
 
+    # The model before training
+
+    @property
+    def teacher(self) -> Teacher | None:
+        """The model before training, if the loss needs it. Under an adapter it is the base, which is there anyway."""
+        if not self._loss_settings.needs_reference or self.config.model.lora is not None:
+            return None
+        return Teacher(self.config.model.from_ or "", None, is_initial_model=True)
+
+    def set_teacher(self, call: TeacherCall, model_config: PreTrainedConfig) -> None:
+        self._call_reference = call
+
     # Rounds
 
     @property
@@ -233,7 +244,7 @@ class PolicyOptimization(Objective):
     def set_round(self, round_: Round, *, is_fresh: bool, seconds: Mapping[str, float]) -> None:
         import torch
 
-        from artel.objectives.policy.losses import advantages, has_signal, overlong_penalties
+        from artel.objectives.policy.losses import has_signal, overlong_penalties
 
         policy = self._policy
         rewards = torch.from_numpy(round_.rewards)
@@ -241,9 +252,7 @@ class PolicyOptimization(Objective):
         if policy.overlong == "punish":
             penalties = overlong_penalties(torch.from_numpy(lengths), policy.new_tokens, policy.penalty_tokens)
             rewards = rewards + penalties.reshape(rewards.shape)
-        self._groups = round_.groups()
-        group_advantages = advantages(rewards, self._loss_settings.advantage).numpy()
-        self._advantages = dict(zip(self._groups, group_advantages, strict=True))
+        self._set_groups(round_, rewards)
         self._is_fresh = is_fresh
         valid = rewards[~rewards.isnan()]
         metrics: dict[str, float] = {}
@@ -255,6 +264,8 @@ class PolicyOptimization(Objective):
             "length_mean": float(lengths.mean()),
             "length_max": float(lengths.max()),
             "cut_off": float(np.mean([rollout.cut_off for rollout in round_.rollouts])),
+            # Of sampled tokens, the mean of -ln p is an estimate of the entropy without a pass over the logits.
+            "entropy": -float(np.concatenate([rollout.log_probs for rollout in round_.rollouts]).mean()),
         }
         for name in round_.rollouts[0].rewards:
             values = [value for rollout in round_.rollouts if (value := rollout.rewards[name]) is not None]
@@ -270,10 +281,31 @@ class PolicyOptimization(Objective):
                 "failed_calls": sum("tools" in rollout.failures for rollout in round_.rollouts),
             }
 
+    def _set_groups(self, round_: Round, rewards: torch.Tensor) -> None:
+        """Set the answers that are learned and their advantages. `rewards`: float64 (prompts, answers)."""
+        import torch
+
+        from artel.objectives.policy.losses import advantages, best_and_worst
+
+        self._groups = round_.groups()
+        count = self._loss_settings.learned_answers
+        if count is None:
+            group_advantages = advantages(rewards, self._loss_settings.advantage).numpy()
+            self._advantages = dict(zip(self._groups, group_advantages, strict=True))
+            return
+        learned = np.array([self._is_learned(rollout) for rollout in round_.rollouts]).reshape(rewards.shape)
+        indices = best_and_worst(rewards.masked_fill(torch.from_numpy(~learned), torch.nan))[:, :count].tolist()
+        self._groups = {
+            key: [group[index] for index in answers if index >= 0]
+            for (key, group), answers in zip(self._groups.items(), indices, strict=True)
+        }
+        self._advantages = dict.fromkeys(self._groups, np.ones(self._width))
+
     def training_metrics(self, totals: dict[str, float]) -> dict[str, float]:
         tokens = max(1.0, totals["tokens"])
-        metrics = {name: totals[name] / tokens for name in ("clipped_low", "clipped_high")}
-        if self._policy.kl > 0:
+        has_bounds = self._loss_settings.ratio != "none"
+        metrics = {name: totals[name] / tokens for name in ("clipped_low", "clipped_high") if has_bounds}
+        if self._loss_settings.needs_reference:
             metrics["kl"] = totals["kl"] / tokens
         if totals["fresh_tokens"]:
             metrics["mismatch"] = totals["difference"] / totals["fresh_tokens"]
@@ -288,7 +320,7 @@ class PolicyOptimization(Objective):
         self._shares_prompts = obeys_shared_prefixes(model)
 
     def batch(self, rows: Rows) -> Batch:
-        """Return `answer_tensors` of the prompts with their answers, and the other tensors of the loss.
+        """Return `answer_tensors` of the prompts with the learned answers, and the other tensors of the loss.
 
         `advantages` float32 (samples, answers); `old_log_probs` float32 (count,), of the targets; `is_fresh` (). If a
         prompt is not in the round, it gets answers of the maximum length, so that their memory can be measured.
@@ -296,25 +328,29 @@ class PolicyOptimization(Objective):
         import torch
 
         samples, groups, entries = [], [], []
+        no_answer = Answer(np.empty(0, dtype=np.int64), np.empty(0))
         for row in range(len(rows.valid)):
             prompt = rows.ids[row, : rows.lengths[row]]
-            group = self._groups.get((int(rows.indices[row]), int(rows.epochs[row]))) or self._longest_group(prompt)
+            group = self._groups.get((int(rows.indices[row]), int(rows.epochs[row])))
+            group = self._longest_group(prompt) if group is None else group
             groups.append(group if rows.valid[row] else [])
             learned_group = [self._is_learned(rollout) and bool(rows.valid[row]) for rollout in group]
+            missing = self._width - len(group)
             samples.append(
                 [
                     _join(segment, learned=is_learned)
                     for rollout, is_learned in zip(group, learned_group, strict=True)
                     for segment in rollout.segments
                 ]
+                + [no_answer] * missing
             )
-            entries += [len(rollout.segments) for rollout in group]
+            entries += [len(rollout.segments) for rollout in group] + [1] * missing
         tensors = answer_tensors(samples, share_prompts=self._shares_prompts, entries=entries)
         learned = [rollout for group in groups for rollout in group if self._is_learned(rollout)]
         written = [segment.written for rollout in learned for segment in rollout.segments]
         old_log_probs = np.concatenate([np.empty(0), *written])
         keys = [(int(index), int(epoch)) for index, epoch in zip(rows.indices, rows.epochs, strict=True)]
-        no_advantages = np.zeros(self._policy.answers)
+        no_advantages = np.zeros(self._width)
         tensors["advantages"] = torch.tensor(
             np.stack([self._advantages.get(key, no_advantages) for key in keys]), dtype=torch.float32
         )
@@ -340,19 +376,21 @@ class PolicyOptimization(Objective):
                 ids=[answer % self.tokenizer.vocabulary] * length, log_probs=[0.0] * length, text="", cut_off=False,
                 rewards={}, reward=0.0, failures={},
             )
-            for answer in range(self._policy.answers)
+            for answer in range(self._width)
         ]  # fmt: skip
 
     def loss(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
         import torch
 
+        from artel.models.lora.adapters import adapter_off
         from artel.objectives.policy.losses import policy_sums
 
         log_probs = self._log_probs(model, batch)
         reference = None
-        if self._policy.kl > 0:
-            from artel.models.lora.adapters import adapter_off
-
+        if self._call_reference is not None:
+            with torch.no_grad():
+                reference = self._call_reference(lambda initial_model: self._log_probs(initial_model, batch))
+        elif self._loss_settings.needs_reference:
             with torch.no_grad(), adapter_off(model):
                 reference = self._log_probs(model, batch)
         tensors = batch.tensors

@@ -311,14 +311,17 @@ def _build_plan(
 
 def _uncounted_note(objective: Objective) -> str:
     """Return a note on what the plan does not count: the work of a teacher, or of rounds. Empty if it counts all."""
-    if objective.rounds is not None:
-        return "; not counted: the time and memory in which the model writes answers, and the time of rewards"
-    teacher = objective.teacher
-    if teacher is None:
-        return ""
-    if teacher.settings is None:
-        return "; not counted: the teacher, which stays in memory and reads each batch first"
-    return "; not counted: the time in which the teacher reads all samples, before the first step"
+    rounds, teacher = objective.rounds, objective.teacher
+    uncounted = []
+    if rounds is not None:
+        uncounted.append("the time and memory in which the model writes answers")
+        uncounted += ["the time of rewards"] if rounds.rewards else []
+    if teacher is not None and teacher.settings is None:
+        role = "model before training" if teacher.is_initial_model else "teacher"
+        uncounted.append(f"the {role}, which stays in memory and reads each batch first")
+    elif teacher is not None:
+        uncounted.append("the time in which the teacher reads all samples, before the first step")
+    return f"; not counted: {', and '.join(uncounted)}" if uncounted else ""
 
 
 def _predict_step_time(
