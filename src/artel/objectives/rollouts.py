@@ -85,9 +85,14 @@ class Rollout:
         return [first, *self.restarts] if self.ids else self.restarts or [first]
 
     @property
+    def written(self) -> list[float]:
+        """The log-probabilities of the ids that the model wrote, in all segments."""
+        return [log_prob for segment in self.segments for log_prob in segment.written]
+
+    @property
     def length(self) -> int:
         """Number of tokens that the model wrote."""
-        return sum(len(segment.written) for segment in self.segments)
+        return len(self.written)
 
 
 @dataclass(frozen=True, slots=True)

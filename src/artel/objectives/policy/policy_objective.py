@@ -265,7 +265,7 @@ class PolicyOptimization(Objective):
             "length_max": float(lengths.max()),
             "cut_off": float(np.mean([rollout.cut_off for rollout in round_.rollouts])),
             # Of sampled tokens, the mean of -ln p is an estimate of the entropy without a pass over the logits.
-            "entropy": -float(np.concatenate([rollout.log_probs for rollout in round_.rollouts]).mean()),
+            "entropy": -float(np.concatenate([rollout.written for rollout in round_.rollouts]).mean()),
         }
         for name in round_.rollouts[0].rewards:
             values = [value for rollout in round_.rollouts if (value := rollout.rewards[name]) is not None]
@@ -347,8 +347,7 @@ class PolicyOptimization(Objective):
             entries += [len(rollout.segments) for rollout in group] + [1] * missing
         tensors = answer_tensors(samples, share_prompts=self._shares_prompts, entries=entries)
         learned = [rollout for group in groups for rollout in group if self._is_learned(rollout)]
-        written = [segment.written for rollout in learned for segment in rollout.segments]
-        old_log_probs = np.concatenate([np.empty(0), *written])
+        old_log_probs = np.concatenate([np.empty(0), *(rollout.written for rollout in learned)])
         keys = [(int(index), int(epoch)) for index, epoch in zip(rows.indices, rows.epochs, strict=True)]
         no_advantages = np.zeros(self._width)
         tensors["advantages"] = torch.tensor(
