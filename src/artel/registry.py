@@ -108,6 +108,7 @@ FORMATS = Registry(
         "preference": "artel.text.formats.preferences:PREFERENCE",
         "matches": "artel.text.formats.matches:MATCHES",
         "prompts": "artel.text.formats.prompts:PROMPTS",
+        "gym": "artel.text.formats.gym:GYM:GymSource",
         "labels": "artel.text.formats.labels:LABELS",
         "conll": "artel.text.formats.conll:CONLL",
         "entities": "artel.text.formats.entities:ENTITY_ROWS",
@@ -208,6 +209,7 @@ REWARDS = Registry(
         "format": "artel.rewards.checks:Format:FormatConfig",
         "math": "artel.rewards.math_answer:Math:MathConfig",
         "gym": "artel.rewards.gym:Gym:GymConfig",
+        "model": "artel.rewards.reward_model:ModelReward:ModelRewardConfig",
         "judge": "artel.rewards.judge:Judge:JudgeConfig",
     },
 )

@@ -97,6 +97,8 @@ class RewardPool:
         self._idle: queue.LifoQueue[RewardProcess | None] = queue.LifoQueue()
         for _ in range(workers):
             self._idle.put(None)  # a process that is not started yet
+        self._home: queue.LifoQueue[RewardProcess | None] = queue.LifoQueue()
+        """The process with the rewards that hold a model. The others do not create them."""
         self._processes: set[RewardProcess] = set()
         self._lock = threading.Lock()
         self._is_closed = False
@@ -123,18 +125,19 @@ class RewardPool:
         """Start a process. Raise InputError with all problems if a reward cannot be imported or created."""
         if self._kinds is not None:
             return
-        process = self._idle.get()  # None: no process has been started yet
         try:
             process, answer = self._start()
-            if answer["problems"]:
-                self._remove(process)
-                process = None
-                raise InputError(self._locate(*problem) for problem in answer["problems"])
-            self._kinds = answer["kinds"]
         except ProcessLost as error:
             what = f"the rewards cannot be imported: {error}"
             raise InputError.at(self._key, what, "look at what your modules do while they are imported") from None
-        finally:
+        if answer["problems"]:
+            self._remove(process)
+            raise InputError(self._locate(*problem) for problem in answer["problems"])
+        self._kinds = answer["kinds"]
+        if any(kind["resident"] for kind in answer["kinds"]):
+            self._home.put(process)
+        else:
+            self._idle.get()  # no process of it has been started yet
             self._idle.put(process)
 
     def score(
@@ -194,14 +197,16 @@ class RewardPool:
         """Return the results of a call, or the reason why its process was lost."""
         assert self._kinds is not None
         request = {"term": call.term, "completions": [asdict(completions[index]) for index in call.completions]}
-        seconds = self._seconds + (_GRACE_SECONDS if self._kinds[call.term]["concurrent"] else 0)
-        process = self._idle.get()
+        kind = self._kinds[call.term]
+        seconds = self._seconds + (_GRACE_SECONDS if kind["concurrent"] else 0)
+        processes = self._home if kind["resident"] else self._idle
+        process = processes.get()
         try:
             while True:
                 is_new = process is None or process.requests == 1
                 try:
                     if process is None:
-                        process = self._start()[0]
+                        process = self._start(skips_resident=not kind["resident"])[0]
                     answer = process.ask(request, seconds)
                     if "results" in answer:
                         return [(score, reason) for score, reason in answer["results"]]
@@ -218,18 +223,21 @@ class RewardPool:
                     out_of_memory = f"took more than {self._memory_bytes / 2**20:,.0f} MiB of memory"
                     return out_of_memory if reason == OUT_OF_MEMORY else reason
         finally:
-            self._idle.put(process)
+            processes.put(process)
 
-    def _start(self) -> tuple[RewardProcess, dict[str, Any]]:
-        """Start a process. Return it with its first answer."""
+    def _start(self, *, skips_resident: bool = False) -> tuple[RewardProcess, dict[str, Any]]:
+        """Start a process. Return it with its first answer. `skips_resident`: without the rewards that hold a model."""
+        kinds = self._kinds or []
+        skipped = [term for term, kind in enumerate(kinds) if skips_resident and kind["resident"]]
         with self._lock:
             if self._is_closed:
                 raise ProcessLost("the pool is closed")
             process = RewardProcess()
             self._processes.add(process)
         try:
-            answer = process.ask(self._start_request, self._start_seconds)
-            if self._kinds is not None and answer["kinds"] != self._kinds:
+            answer = process.ask({**self._start_request, "skipped": skipped}, self._start_seconds)
+            expected = [kind for term, kind in enumerate(kinds) if term not in skipped]
+            if kinds and [kind for term, kind in enumerate(answer["kinds"]) if term not in skipped] != expected:
                 raise ProcessLost("its process cannot import the rewards again")
         except BaseException:
             self._remove(process)

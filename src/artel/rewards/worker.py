@@ -64,7 +64,7 @@ def _limit_memory(limit: int) -> None:
 
 
 def _build_all(start: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-    """Create the rewards of all terms. Return them with the first answer: their kinds, and any problems."""
+    """Create the rewards of all terms, None for skipped ones. Return them with the first answer: kinds and problems."""
     rewards: list[Any] = []
     problems: list[tuple[int | None, Problem]] = []
     try:
@@ -73,6 +73,9 @@ def _build_all(start: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
     except ArtelError as error:
         problems += [(None, problem) for problem in error.problems]
     for index, values in enumerate(start["terms"] if not problems else []):
+        if index in start["skipped"]:
+            rewards.append(None)
+            continue
         try:
             with guard_user_code("", "the reward cannot be made", "fix it there; it is not part of artel"):
                 term = RewardTerm.model_validate(values)
@@ -80,7 +83,9 @@ def _build_all(start: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
                 rewards.append(REWARDS[term.reward](settings))
         except ArtelError as error:
             problems += [(index, problem) for problem in error.problems]
-    kinds = [{name: bool(getattr(reward, name, False)) for name in ("batch", "concurrent")} for reward in rewards]
+    kinds = [
+        {name: bool(getattr(reward, name, False)) for name in ("batch", "concurrent", "resident")} for reward in rewards
+    ]
     return rewards, {
         "id": 0,
         "kinds": kinds,
@@ -158,6 +163,8 @@ def _read_scores(scores: Any, count: int) -> list[Result]:
 def _read_score(score: Any) -> Result:
     if score is None:
         return None, None
+    if isinstance(score, Exception):
+        return None, _describe(score)
     if not isinstance(score, numbers.Real) and hasattr(score, "item"):  # a scalar of NumPy or PyTorch
         score = score.item()
     if not isinstance(score, numbers.Real):
