@@ -181,6 +181,7 @@ TOOLS = Registry(  # in the order in which a configuration is tried
     "config convert",
     {
         "command_line": "artel.config.converters.command_line:COMMAND_LINE",
+        "trl": "artel.config.converters.trl:TRL",
         "llama_factory": "artel.config.converters.llama_factory:LLAMA_FACTORY",
         "axolotl": "artel.config.converters.axolotl:AXOLOTL",
         "impruver": "artel.config.converters.impruver:IMPRUVER",
