@@ -65,7 +65,9 @@ class Gym:
         metadata: Any = completion.column("metadata")
         if isinstance(metadata, str):
             metadata = json.loads(metadata)
-        task = self._task or metadata["source_dataset"]
+        task = self._task or metadata.get("source_dataset")
+        if not task:
+            raise ValueError("its metadata names no task (source_dataset); write gym: TASK")
         if task in _BOARD_TASKS:
             metadata = {**metadata, "output": tuple(map(tuple, metadata["output"]))}
         entry = {"question": completion.prompt, "answer": completion.column("answer"), "metadata": metadata}
