@@ -17,8 +17,15 @@ from support import foreign_configs as configs
 
 MARK = "<!-- python scripts/make_docs.py -->"
 TOOLS = {
-    "axolotl": (configs.AXOLOTL_QLORA, configs.AXOLOTL_DPO, configs.AXOLOTL_PRETRAIN, configs.AXOLOTL_MORE),
+    "axolotl": (
+        configs.AXOLOTL_QLORA,
+        configs.AXOLOTL_DPO,
+        configs.AXOLOTL_PRETRAIN,
+        configs.AXOLOTL_MORE,
+        configs.AXOLOTL_GRPO,
+    ),
     "LLaMA-Factory": (configs.LLAMA_FACTORY_LORA, configs.LLAMA_FACTORY_DPO, configs.LLAMA_FACTORY_MORE),
+    "TRL": (configs.TRL_GRPO, configs.TRL_GRPO_LORA),
     "run_clm.py and run_mlm.py": (configs.RUN_CLM, configs.RUN_MLM, configs.RUN_CLM_MORE),
 }
 

@@ -3,10 +3,13 @@
 import re
 
 import pytest
+from transformers import TrainingArguments
 
 from artel.config.converters.command_line import is_command_line
+from artel.config.converters.grpo import build_table
 from artel.config.converters.tools import convert
 from artel.config.converters.trainer import find_optimizer
+from artel.config.converters.trl import TABLE
 from artel.config.other_names import OTHER_NAMES
 from artel.errors import InputError
 from artel.registry import OBJECTIVES, OPTIMIZERS, SCHEDULES, TRACKERS
@@ -73,6 +76,33 @@ def test_a_name_of_something_that_artel_has_is_not_called_unknown(name):
         return
     lines = [line for line in result.not_carried + result.differs if f": {name} = " in line]
     assert not any("artel has no equivalent" in line for line in lines)
+
+
+def test_every_argument_of_trls_script_is_known_and_defaults_are_its_own():
+    trl = pytest.importorskip("trl", reason="trl is not installed")
+    import dataclasses
+
+    from trl.scripts.grpo import GRPOScriptArguments
+
+    classes = (GRPOScriptArguments, trl.GRPOConfig, trl.ModelConfig, trl.DatasetMixtureConfig)
+    fields = {field.name: field for kind in classes for field in dataclasses.fields(kind)}
+    own = {field.name for field in dataclasses.fields(trl.GRPOConfig)} - {
+        field.name for field in dataclasses.fields(TrainingArguments)
+    }
+    known = own | {field.name for kind in (classes[0], *classes[2:]) for field in dataclasses.fields(kind)}
+    text = "model_name_or_path: m\nreward_funcs: [a.b]\ndataset_name: a.jsonl\n"
+    for name in known - {"model_name_or_path", "reward_funcs", "dataset_name", "datasets"}:
+        for value in ("3", "true"):
+            try:
+                result = convert(f"{text}{name}: {value}\n", "old")
+            except InputError as error:  # it is no value of this argument
+                assert f"old:4: {name}" in str(error)  # noqa: PT017
+                continue
+            assert not any("artel has no equivalent" in line for line in result.not_carried), name
+    for table in (build_table(), TABLE):
+        for name, default in table.defaults.items():
+            if name in fields and fields[name].default is not dataclasses.MISSING:
+                assert fields[name].default == default, name
 
 
 def test_addresses_of_the_hub_are_read():

@@ -24,7 +24,8 @@ YAMLS = {
     "axolotl-qlora": configs.AXOLOTL_QLORA, "axolotl-dpo": configs.AXOLOTL_DPO,
     "axolotl-pretrain": configs.AXOLOTL_PRETRAIN, "llama-factory-lora": configs.LLAMA_FACTORY_LORA,
     "llama-factory-dpo": configs.LLAMA_FACTORY_DPO, "axolotl-more": configs.AXOLOTL_MORE,
-    "llama-factory-more": configs.LLAMA_FACTORY_MORE,
+    "llama-factory-more": configs.LLAMA_FACTORY_MORE, "axolotl-grpo": configs.AXOLOTL_GRPO,
+    "trl-grpo": configs.TRL_GRPO, "trl-grpo-lora": configs.TRL_GRPO_LORA,
 }  # fmt: skip
 # Other values of these would make another file of it, or one that the tool itself refuses.
 FIXED = {"do_train", "base_model", "model_name_or_path", "dataset", "stage", "rl"}
@@ -170,6 +171,44 @@ def test_what_becomes_of_axolotls_preferences_and_texts():
     ]
 
 
+def test_what_becomes_of_trls_grpo():
+    result = convert(configs.TRL_GRPO, "old")
+    assert result.run["policy"] == {
+        "preset": "grpo", "advantage": "deviation", "ratio": "token", "divide_by": "tokens",
+        "clip_low": 0.2, "clip_high": 0.2, "answers": 16, "new_tokens": 2048, "temperature": 0.7,
+        "rewards": [{"math": {"column": "solution"}, "weight": 1}, {"format": {}, "weight": 0.5},
+                    {"function": "my_lib.rewards:tidy", "weight": 0.2}],
+    }  # fmt: skip
+    assert (result.run["train"]["batch"], result.run["data"]["block"]) == (4, 2560)  # 16 * 4 / 16 prompts
+    assert {"per_device_train_batch_size", "max_prompt_length", "reward_funcs", "use_vllm"} <= reported(result).keys()
+    result = convert(configs.TRL_GRPO_LORA, "old")
+    assert result.run["policy"] == {
+        "preset": "cispo", "advantage": "mean", "ratio": "token", "divide_by": "tokens", "clip_low": 1.0,
+        "clip_high": 4, "kl": 0.04, "answers": 8, "new_tokens": 512, "temperature": 1, "top_p": 0.95, "top_k": 50,
+        "overlong": "punish", "overlong_tokens": 256, "steps": 4, "rewards": [{"model": "./reward"}],
+    }  # fmt: skip
+    assert {"min_p", "delta", "sync_ref_model", "reward_funcs"} <= reported(result).keys()
+    assert "beta" not in reported(result)  # with an adapter, and without the correction, it is the same
+    full = configs.TRL_GRPO_LORA.replace("use_peft: true", "use_peft: false").replace("load_in_4bit: true", "")
+    assert "policy.kl needs an adapter" in reported(convert(full, "old"))["beta"]
+
+
+def test_what_becomes_of_axolotls_grpo():
+    result = convert(configs.AXOLOTL_GRPO, "old")
+    assert (result.run["objective"], result.run["data"]["sources"][0]["format"]) == ("policy", "prompts")
+    assert result.run["policy"] == {
+        "preset": "grpo", "advantage": "mean", "ratio": "token", "divide_by": "longest", "clip_low": 0.1,
+        "clip_high": 0.28, "kl": 0.001, "answers": 4, "new_tokens": 256, "temperature": 0.9,
+        "rewards": [{"function": "rewards:rand_reward_func", "weight": 1}, {"model": "OWNER/reward", "weight": 0.5}],
+    }  # fmt: skip
+    assert result.run["train"]["batch"] == 2
+    assert {"trl.beta", "trl.use_vllm", "trl.reward_funcs", "datasets.0.type"} <= reported(result).keys()
+    # The same section has no effect on preferences.
+    other = convert(configs.AXOLOTL_DPO + "trl: {num_generations: 4}\n", "old")
+    assert "policy" not in other.run
+    assert "rl: grpo" in reported(other)["trl.num_generations"]
+
+
 def test_what_becomes_of_llama_factorys_lora(data_sets):
     result = convert(configs.LLAMA_FACTORY_LORA, "old")
     assert result.run["data"] == {
@@ -257,10 +296,11 @@ def test_what_becomes_of_a_model_from_scratch():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (
-            "base_model: m\nrl: grpo\ndatasets: [{path: a, type: b}]\n",
-            r"old:2: rl: grpo is not converted\n.*write objective: policy",
-        ),
+        ("base_model: m\nrl: gdpo\ndatasets: [{path: a, type: b}]\n", r"old:2: rl: 'gdpo' is not supported"),
+        ("model_name_or_path: m\nreward_funcs: [a.b]\ndataset_name: a.jsonl\nloss_type: vespo\n", "old:4: loss_type"),
+        ("model_name_or_path: m\nreward_funcs: [a.b]\ndataset_name: a.jsonl\nloss_type: cispo\n", "epsilon_high: 5.0"),
+        ("model_name_or_path: m\nreward_funcs: [a.b]\nreward_weights: [1, 2]\nscale_rewards: batch\n",
+         r"(?s)old:4: scale_rewards.*has no data set.*old:3: reward_weights"),
         ("base_model: m\nreward_model: true\ndatasets: [{path: a, type: b}]\n", "trains a reward model"),
         ("base_model: m\nsequence_len: 8\n", "no data set is configured"),
         ("model_name_or_path: m\nstage: rm\ndo_train: true\ndataset: a\n", "which is not converted: write"),

@@ -108,6 +108,7 @@ FORMATS = Registry(
         "preference": "artel.text.formats.preferences:PREFERENCE",
         "matches": "artel.text.formats.matches:MATCHES",
         "prompts": "artel.text.formats.prompts:PROMPTS",
+        "gym": "artel.text.formats.gym:GYM:GymSource",
         "labels": "artel.text.formats.labels:LABELS",
         "conll": "artel.text.formats.conll:CONLL",
         "entities": "artel.text.formats.entities:ENTITY_ROWS",
@@ -180,6 +181,7 @@ TOOLS = Registry(  # in the order in which a configuration is tried
     "config convert",
     {
         "command_line": "artel.config.converters.command_line:COMMAND_LINE",
+        "trl": "artel.config.converters.trl:TRL",
         "llama_factory": "artel.config.converters.llama_factory:LLAMA_FACTORY",
         "axolotl": "artel.config.converters.axolotl:AXOLOTL",
         "impruver": "artel.config.converters.impruver:IMPRUVER",
@@ -208,6 +210,7 @@ REWARDS = Registry(
         "format": "artel.rewards.checks:Format:FormatConfig",
         "math": "artel.rewards.math_answer:Math:MathConfig",
         "gym": "artel.rewards.gym:Gym:GymConfig",
+        "model": "artel.rewards.reward_model:ModelReward:ModelRewardConfig",
         "judge": "artel.rewards.judge:Judge:JudgeConfig",
     },
 )

@@ -27,6 +27,8 @@ def go(walk: Walk, folder: Path, home: Path) -> None:
     """Fails with what every command of the walk that does not do as printed has said."""
     if walk.deepspeed and not DEEPSPEED.is_dir():
         pytest.skip("deepspeed is not beside the environment: see the Makefile")
+    if walk.package:
+        pytest.importorskip(walk.package, reason="its extra is not installed")
     for make in walk.needs:
         make(folder)
     for name in walk.hub:

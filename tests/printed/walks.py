@@ -46,6 +46,8 @@ class Walk:
     """Commands printed elsewhere whose results these use, as the test types them."""
     deepspeed: bool = False
     """Needs the extra `deepspeed`."""
+    package: str = ""
+    """A module that an extra installs. Without it the walk is skipped."""
     long: bool = False
     """Takes a minute or more."""
 

@@ -100,6 +100,21 @@ OBJECTIVES = (
         long=True,
     ),
     Walk(
+        "a task of reasoning-gym",
+        (
+            Step(
+                "artel train policy run=runs/legs model.from=FOLDER policy.rewards=[gym:leg_counting] "
+                "'data.sources=[{format: gym, gym: {task: leg_counting, samples: 500, options: {max_animals: 3}}}]'",
+                f"{STEPS} data.block=512 policy.new_tokens=8 'policy.rewards=[{{matches: о}}]' validate.blocks=4",
+                leaves="runs/legs/rollouts/000001.jsonl.zst",
+            ),
+            Step("artel evaluate runs/legs", says="reward"),
+        ),
+        needs=(inputs.chat_model(),),
+        package="reasoning_gym",
+        long=True,
+    ),
+    Walk(
         "embeddings",
         (
             Step(

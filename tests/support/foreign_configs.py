@@ -309,3 +309,116 @@ RUN_CLM_MORE = (
     "--torch_compile --save_strategy epoch --metric_for_best_model loss --max_steps 100 --fp16 "
     "--lr_scheduler_type cosine_with_min_lr --lr_scheduler_kwargs '{\"min_lr_rate\": 0.1}'"
 )
+
+# The keys of public configurations of `trl grpo` (open-r1's, TRL's own), and more of each kind.
+TRL_GRPO = """
+model_name_or_path: OWNER/base-1.5b-instruct
+model_revision: main
+dtype: bfloat16
+attn_implementation: flash_attention_2
+
+dataset_name: OWNER/math-prompts
+dataset_config: default
+dataset_train_split: train[:80%]
+
+bf16: true
+use_vllm: true
+vllm_gpu_memory_utilization: 0.5
+do_eval: false
+gradient_accumulation_steps: 4
+gradient_checkpointing: true
+gradient_checkpointing_kwargs:
+  use_reentrant: false
+learning_rate: 2.0e-05
+log_completions: true
+logging_steps: 1
+lr_scheduler_type: cosine
+max_completion_length: 2048
+max_prompt_length: 512
+max_steps: -1
+num_generations: 16
+num_train_epochs: 1
+output_dir: data/grpo
+per_device_train_batch_size: 16
+report_to: [wandb]
+reward_funcs:
+- accuracy_reward
+- think_format_reward
+- my_lib.rewards.tidy
+reward_weights: [1.0, 0.5, 0.2]
+save_strategy: epoch
+save_total_limit: 1
+seed: 42
+temperature: 0.7
+warmup_ratio: 0.1
+"""
+TRL_GRPO_LORA = """
+model_name_or_path: ./base
+datasets:
+  - path: prompts/a.jsonl
+  - path: OWNER/b
+    name: main
+    split: train
+reward_model_name_or_path: ./reward
+reward_funcs: get_soft_overlong_punishment
+use_peft: true
+lora_r: 8
+lora_alpha: 16
+lora_target_modules: [q_proj, v_proj]
+load_in_4bit: true
+fp16: false
+loss_type: cispo
+epsilon_high: 5.0
+scale_rewards: none
+importance_sampling_level: token
+beta: 0.04
+use_bias_correction_kl: false
+num_iterations: 1
+steps_per_generation: 8
+gradient_accumulation_steps: 2
+per_device_train_batch_size: 8
+top_p: 0.95
+top_k: 50
+min_p: 0.1
+mask_truncated_completions: true
+eval_strategy: steps
+eval_steps: 50
+delta: 2.0
+sync_ref_model: true
+"""
+AXOLOTL_GRPO = """
+base_model: OWNER/base-1.5b
+rl: grpo
+trl:
+  beta: 0.001
+  use_vllm: true
+  vllm_gpu_memory_utilization: 0.5
+  max_completion_length: 256
+  num_generations: 4
+  reward_funcs: ["rewards.rand_reward_func", "OWNER/reward"]
+  reward_weights: [1.0, 0.5]
+  epsilon: 0.1
+  epsilon_high: 0.28
+  loss_type: dr_grpo
+  scale_rewards: false
+  log_completions: true
+  temperature: 0.9
+vllm:
+  tensor_parallel_size: 2
+datasets:
+  - path: OWNER/math
+    name: main
+    type: rewards.transform
+chat_template: tokenizer_default
+sequence_len: 512
+adapter: lora
+lora_r: 32
+lora_alpha: 64
+lora_target_linear: true
+micro_batch_size: 4
+gradient_accumulation_steps: 2
+num_epochs: 1
+max_steps: 100
+learning_rate: 1e-5
+output_dir: ./out/grpo
+"""

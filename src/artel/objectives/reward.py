@@ -102,7 +102,7 @@ class Reward(Objective, Decoding):
             f'messages = [{{"role": "user", "content": {python_literal(_PROMPT)}}},',
             f'            {{"role": "assistant", "content": {python_literal(_ANSWER)}}}]',
         ]
-        if self._reader.before:
+        if self._reader.adds_special_tokens:
             lines += [
                 "text = tokenizer.apply_chat_template(messages, tokenize=False)",
                 'inputs = tokenizer(text, return_tensors="pt")',
@@ -277,14 +277,17 @@ class ConversationReader:
         tokenizer.hf.chat_template = self.template  # saved with the model
         self._tokenizer = tokenizer
         self.writer = ConversationWriter(tokenizer, self.template)
-        self.before, self._after = _read_frame(tokenizer)
+
+    @property
+    def adds_special_tokens(self) -> bool:
+        """True if the tokenizer is an encoder's, which adds special tokens around a text."""
+        frame = self._tokenizer.frame(required=False)
+        return bool(frame.before and frame.after)
 
     def encode(self, texts: list[str]) -> list[np.ndarray]:
         """Return the ids of rendered conversations, int64 (tokens,) each."""
-        return [
-            self._add_special_tokens(encoded.ids)
-            for encoded in self._tokenizer.encode_with_offsets(texts, control=True)
-        ]
+        encodings = self._tokenizer.encode_with_offsets(texts, control=True)
+        return [self._tokenizer.add_frame(encoded.ids) for encoded in encodings]
 
     def ids(self, prompt: Prompt, answer: str) -> np.ndarray:
         """Return the ids of a prompt and its answer.
@@ -299,23 +302,6 @@ class ConversationReader:
             return self.encode([self.writer.write(messages).text])[0]
         except ConversationError as error:
             raise InputError.at("--prompt", str(error), "fix it") from None
-
-    def _add_special_tokens(self, ids: np.ndarray) -> np.ndarray:
-        before, after = self.before, self._after
-        if ids[: len(before)].tolist() == before:
-            before = []
-        if ids[len(ids) - len(after) :].tolist() == after:
-            after = []
-        return np.concatenate([before, ids, after]).astype(np.int64)
-
-
-def _read_frame(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
-    """Return the special tokens before and after a text; none unless the tokenizer adds them on both sides."""
-    try:
-        frame = tokenizer.frame()
-    except InputError:
-        return [], []
-    return list(frame.before), list(frame.after)
 
 
 def _read_messages(prompt: Prompt) -> list[Message]:

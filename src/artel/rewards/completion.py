@@ -44,14 +44,18 @@ class MissingColumn(LookupError):
     """The record of a prompt lacks a column that a reward needs."""
 
 
+ScoreList = Sequence[float | Exception | None]
+
+
 class Reward(Protocol):
     """An entry of `REWARDS`, created from its settings in a child process.
 
-    A call returns one number per completion, or None where the reward does not apply. By default it gets a single
-    completion; with the attribute `batch = True` it gets all completions of a round. If `__call__` is a coroutine
-    function, `concurrent = True` lets several calls wait at the same time.
+    A call returns one number per completion, None where the reward does not apply, or an exception that says why there
+    is no score. By default it gets a single completion; with the attribute `batch = True` it gets all completions of a
+    round. If `__call__` is a coroutine function, `concurrent = True` lets several calls wait at the same time. With
+    `resident = True` the reward exists in one process only, because it holds a model.
     """
 
     def __init__(self, settings: Any) -> None: ...
 
-    def __call__(self, completions: list[Completion]) -> Sequence[float | None] | Awaitable[Sequence[float | None]]: ...
+    def __call__(self, completions: list[Completion]) -> ScoreList | Awaitable[ScoreList]: ...

@@ -109,11 +109,13 @@ class RewardPool:
         }
         self._seconds, self._memory_bytes, self._workers, self._key = seconds, memory_bytes, workers, key
         self._start_seconds = start_seconds
-        self._slots: list[RewardProcess | None] = [None] * workers
-        """None: a process that is not started yet."""
+        self._slots: list[RewardProcess | None] = [None] * (workers + 1)
+        """None: a process that is not started yet. The last one holds the rewards with a model, if there are any."""
         self._idle: queue.LifoQueue[int] = queue.LifoQueue()
         for slot in reversed(range(workers)):
             self._idle.put(slot)
+        self._idle_with_models: queue.LifoQueue[int] = queue.LifoQueue()
+        self._idle_with_models.put(workers)
         self._processes: set[RewardProcess] = set()
         self._lock = threading.Lock()
         self._is_closed = False
@@ -150,7 +152,8 @@ class RewardPool:
         if answer["problems"]:
             self._remove(process)
             raise InputError(self._locate(*problem) for problem in answer["problems"])
-        self._slots[0] = process  # the next to be used
+        has_models = any(kind["resident"] for kind in answer["kinds"])
+        self._slots[self._workers if has_models else 0] = process  # 0: the next to be used
         self._kinds = answer["kinds"]
         self.has_environment_reward = answer["environment_reward"]
 
@@ -242,12 +245,14 @@ class RewardPool:
         """Return the results of a call, or the reason why its process was lost."""
         assert self._kinds is not None
         request = {"term": call.term, "completions": [asdict(completions[index]) for index in call.completions]}
-        seconds = self._seconds + (_GRACE_SECONDS if self._kinds[call.term]["concurrent"] else 0)
-        slot = self._idle.get()
+        kind = self._kinds[call.term]
+        seconds = self._seconds + (_GRACE_SECONDS if kind["concurrent"] else 0)
+        idle = self._idle_with_models if kind["resident"] else self._idle
+        slot = idle.get()
         try:
             answer = self._ask(slot, request, seconds)
         finally:
-            self._idle.put(slot)
+            idle.put(slot)
         return answer if isinstance(answer, str) else [(score, reason) for score, reason in answer["results"]]
 
     def _ask(self, slot: int, request: dict[str, Any], seconds: float) -> dict[str, Any] | str:
@@ -257,7 +262,7 @@ class RewardPool:
             is_new = process is None or process.requests == 1
             try:
                 if process is None:
-                    process = self._slots[slot] = self._start()[0]
+                    process = self._slots[slot] = self._start(skips_resident=slot < self._workers)[0]
                 answer = process.ask(request, seconds)
                 if "lost" not in answer:
                     return answer
@@ -273,16 +278,19 @@ class RewardPool:
                 out_of_memory = f"took more than {self._memory_bytes / 2**20:,.0f} MiB of memory"
                 return out_of_memory if reason == OUT_OF_MEMORY else reason
 
-    def _start(self) -> tuple[RewardProcess, dict[str, Any]]:
-        """Start a process. Return it with its first answer."""
+    def _start(self, *, skips_resident: bool = False) -> tuple[RewardProcess, dict[str, Any]]:
+        """Start a process. Return it with its first answer. `skips_resident`: without the rewards that hold a model."""
+        kinds = self._kinds or []
+        skipped = [term for term, kind in enumerate(kinds) if skips_resident and kind["resident"]]
         with self._lock:
             if self._is_closed:
                 raise ProcessLost("the pool is closed")
             process = RewardProcess()
             self._processes.add(process)
         try:
-            answer = process.ask(self._start_request, self._start_seconds)
-            if self._kinds is not None and answer["kinds"] != self._kinds:
+            answer = process.ask({**self._start_request, "skipped": skipped}, self._start_seconds)
+            expected = [kind for term, kind in enumerate(kinds) if term not in skipped]
+            if kinds and [kind for term, kind in enumerate(answer["kinds"]) if term not in skipped] != expected:
                 raise ProcessLost("its process cannot import the rewards again")
         except BaseException:
             self._remove(process)

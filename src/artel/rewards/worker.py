@@ -72,7 +72,7 @@ def _limit_memory(limit: int) -> None:
 
 
 def _build_all(start: dict[str, Any]) -> tuple[list[Any], Environments | None, dict[str, Any]]:
-    """Create the rewards of all terms, and the environments.
+    """Create the rewards of all terms, None for skipped ones, and the environments.
 
     Return them with the first answer: their kinds, and any problems.
     """
@@ -85,6 +85,9 @@ def _build_all(start: dict[str, Any]) -> tuple[list[Any], Environments | None, d
     except ArtelError as error:
         problems += [(None, problem) for problem in error.problems]
     for index, values in enumerate(start["terms"] if not problems else []):
+        if index in start["skipped"]:
+            rewards.append(None)
+            continue
         try:
             with guard_user_code("", "the reward cannot be made", "fix it there; it is not part of artel"):
                 term = RewardTerm.model_validate(values)
@@ -99,17 +102,16 @@ def _build_all(start: dict[str, Any]) -> tuple[list[Any], Environments | None, d
             environments = Environments(start["tools"], start["environment"])
     except ArtelError as error:
         problems += [(None, problem) for problem in error.problems]
-    kinds = [{name: bool(getattr(reward, name, False)) for name in ("batch", "concurrent")} for reward in rewards]
-    return (
-        rewards,
-        environments,
-        {
-            "id": 0,
-            "kinds": kinds,
-            "environment_reward": environments is not None and environments.has_reward,
-            "problems": [(index, problem.where, problem.what, problem.fix) for index, problem in problems],
-        },
-    )
+    kinds = [
+        {name: bool(getattr(reward, name, False)) for name in ("batch", "concurrent", "resident")} for reward in rewards
+    ]
+    answer = {
+        "id": 0,
+        "kinds": kinds,
+        "environment_reward": environments is not None and environments.has_reward,
+        "problems": [(index, problem.where, problem.what, problem.fix) for index, problem in problems],
+    }
+    return rewards, environments, answer
 
 
 def _score(rewards: list[Any], request: dict[str, Any], seconds: float, runner: asyncio.Runner) -> dict[str, Any]:
@@ -197,6 +199,8 @@ def _read_scores(scores: Any, count: int) -> list[Result]:
 def _read_score(score: Any) -> Result:
     if score is None:
         return None, None
+    if isinstance(score, Exception):
+        return None, _describe(score)
     if not isinstance(score, numbers.Real) and hasattr(score, "item"):  # a scalar of NumPy or PyTorch
         score = score.item()
     if not isinstance(score, numbers.Real):

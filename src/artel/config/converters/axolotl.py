@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
+from artel.config.converters import grpo, trainer
 from artel.config.converters import readers as read
-from artel.config.converters import trainer
 from artel.config.converters.axolotl_data import SAMPLE_ORDER_NOTE, convert_data, is_text
 from artel.config.converters.conversion import Conversion, ConvertedConfig, KeyTable
 from artel.config.converters.tools import Tool
@@ -31,7 +31,7 @@ _LOSS_NOTE = "the loss is the mean cross-entropy of the target tokens"
 _QUANTIZATION_ADVICE = (
     "not supported: artel quantizes only base weights under an adapter; write model.quantize: nf4 or int8"
 )
-_NO_RL_NOTE = "not converted: for reinforcement learning write objective: policy, with keys of its own"
+_NO_RL_NOTE = "applies only with rl: grpo; remove it"
 _MEMORY_ADVICE = "not needed: train.micro_batch: auto and train.activation_checkpointing: auto fit a run into memory"
 _TEMPLATE_ADVICE = "ignored: the chat template formats conversations; to change it write chat.template"
 _TASKS_ADVICE = "write validate.tasks: [mmlu], with tasks of lm-evaluation-harness"
@@ -219,7 +219,15 @@ TABLE = KeyTable(
         "trl.* vllm* ebft*": _NO_RL_NOTE,
     },
 )
+_GRPO_TABLE = KeyTable(  # applies only with rl: grpo
+    implied={
+        "trl.vllm_* vllm vllm.*": "artel writes answers with its own engine",
+        "trl.max_prompt_length": "max_prompt_len is set and takes precedence",
+    },
+    unsupported={"sequence_len": "data.block is the length of prompt and answer together"},
+)
 # fmt: on
+_GRPO = re.compile(r"^rl:\s*[\"']?grpo\b", re.MULTILINE)
 _OTHER_OBJECTIVES = {
     "reward_model": "a reward model, which is not converted: write objective: reward yourself",
     "process_reward_model": "a process reward model, which artel does not support",
@@ -239,16 +247,23 @@ def convert_axolotl(text: str, location: str) -> ConvertedConfig:
 
     Relative paths are relative to the working folder, as in axolotl.
     """
-    conversion = Conversion.from_yaml(text, location, TABLE, trainer.TABLE, names=_NAMES)
+    is_grpo = _GRPO.search(text) is not None
+    tables = (_GRPO_TABLE, grpo.build_table("trl."), TABLE, trainer.TABLE) if is_grpo else (TABLE, trainer.TABLE)
+    conversion = Conversion.from_yaml(text, location, *tables, names=_NAMES)
     _rename_arguments(conversion)
     section, objective = _convert_objective(conversion)
     conversion.put("objective", objective)
     conversion.convert_table()
+    if is_grpo:
+        _convert_grpo(conversion)
     convert_data(conversion, section, objective)
     _convert_model(conversion)
     _convert_precision(conversion)
     _convert_trackers(conversion)
-    trainer.convert_arguments(conversion)
+    trainer.convert_arguments(conversion, converts_batch=not is_grpo)
+    if is_grpo:
+        grpo.convert_rounds(conversion, "trl.")
+        grpo.check_reference(conversion, "trl.")
     _convert_intervals(conversion)
     _convert_tasks(conversion)
     _convert_parallel(conversion)
@@ -295,10 +310,10 @@ def _convert_objective(conversion: Conversion) -> tuple[str, str]:
         conversion.convert("dpo_label_smoothing", "preference.smoothing", read.non_negative_number)
         return "datasets", "preference"
     if rl == "grpo":
-        fix = "write objective: policy, with policy.rewards, in a run file of your own"
-        conversion.add_problem("rl", "grpo is not converted", fix)
-    elif rl:
-        conversion.add_problem("rl", f"{rl!r} is not supported by artel", "write dpo, ipo, kto, orpo or simpo")
+        conversion.mark_converted("objective", "rl")
+        return "datasets", "policy"
+    if rl:
+        conversion.add_problem("rl", f"{rl!r} is not supported by artel", "write dpo, ipo, kto, orpo, simpo or grpo")
     for key, model_description in _OTHER_OBJECTIVES.items():
         if conversion.raw_value(key) is True or conversion.keys_in(key):
             first_key = key if conversion.has(key) else conversion.keys_in(key)[0]
@@ -312,6 +327,15 @@ def _convert_objective(conversion: Conversion) -> tuple[str, str]:
     indices = range(conversion.list_length("datasets"))
     types = [conversion.raw_value(f"datasets.{index}.type") for index in indices]
     return "datasets", "causal" if types and all(map(is_text, types)) else "chat"
+
+
+def _convert_grpo(conversion: Conversion) -> None:
+    """Convert the section `trl` and the length of prompts."""
+    grpo.convert_grpo(conversion, "trl.")
+    prompt_key = "max_prompt_len" if conversion.has("max_prompt_len") else "trl.max_prompt_length"
+    grpo.convert_block(conversion, prompt_key)
+    conversion.report("sequence_len", "data.block is the length of prompt and answer together")
+    grpo.convert_rewards(conversion, "trl.reward_funcs", "trl.reward_weights", {}, [])
 
 
 def _convert_model(conversion: Conversion) -> None:

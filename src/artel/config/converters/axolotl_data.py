@@ -42,6 +42,8 @@ _FORMS: dict[str, tuple[tuple[str, str, dict[str, str]], ...]] = {
         (r"chat_template\.default", "auto", {}),
     ),
 }
+_FORMATS = {"policy": "prompts"}
+"""Formats of objectives; otherwise both have the same name."""
 # artel's names of fields → keys of a data set that name them; the last key that is set applies.
 _FIELDS = {
     "messages": ("field_messages",),
@@ -132,7 +134,8 @@ def _convert_source(conversion: Conversion, prefix: str, target_key: str, object
     source: dict[str, Any] = {"path": paths[0] if len(paths) == 1 else paths}
     conversion.mark_converted(f"{target_key}.path", f"{prefix}.path")
     conversion.comment(f"{target_key}.path", data_set.note)
-    source["format"] = objective if objective != "causal" else "parquet" if data_set.is_on_hub else "jsonl"
+    text_format = "parquet" if data_set.is_on_hub else "jsonl"
+    source["format"] = text_format if objective == "causal" else _FORMATS.get(objective, objective)
     if objective == "causal":
         field = conversion.get(f"{prefix}.field", read.text) or conversion.get(f"{prefix}.text_column", read.text)
         if field:
@@ -187,7 +190,7 @@ def _convert_form(conversion: Conversion, prefix: str, target_key: str, source: 
     """Convert `type` and field names to `converter` and `mapping`."""
     kind = conversion.raw_value(f"{prefix}.type")
     type_name = kind.partition(":")[0] if isinstance(kind, str) else ""
-    form = next((form for form in _FORMS[objective] if re.fullmatch(form[0], type_name)), None)
+    form = next((form for form in _FORMS.get(objective, ()) if re.fullmatch(form[0], type_name)), None)
     converter, mapping = (form[1], dict(form[2])) if form else ("auto", {})
     for field, names in _FIELDS.items():
         for key in (f"{prefix}.{name}" for name in names if conversion.has(f"{prefix}.{name}")):

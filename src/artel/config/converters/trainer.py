@@ -139,12 +139,14 @@ NAMES = {*TABLE.names(), *_CONVERTED_BY_CODE.split()}
 """All known arguments, without patterns."""
 
 
-def convert_arguments(conversion: Conversion, processes: int | None = None) -> None:
+def convert_arguments(conversion: Conversion, processes: int | None = None, *, converts_batch: bool = True) -> None:
     """Convert the Trainer's keys that depend on one another. `processes`: number that the configuration starts.
 
-    The caller converts bf16 and fp16, whose precedence over other keys differs between tools.
+    The caller converts bf16 and fp16, whose precedence over other keys differs between tools, and without
+    `converts_batch` the batch.
     """
-    _convert_batch(conversion, processes)
+    if converts_batch:
+        _convert_batch(conversion, processes)
     _convert_length(conversion)
     _convert_optimizer(conversion)
     _convert_schedule(conversion)

@@ -40,7 +40,8 @@ class SourceConfig(NamingSection):
         "texts, pairs with a score, or groups of lines with the same meaning; prompts: prompts to answer, with columns "
         "for rewards; labels: texts with labels in csv, jsonl or parquet, or files in folders named by their labels; "
         "conll: words and tags in columns; entities: json or jsonl with character spans or tagged words (doccano, "
-        "Label Studio, spaCy, Hugging Face), and files with conll's suffixes; dummy: generated.",
+        "Label Studio, spaCy, Hugging Face), and files with conll's suffixes; gym: prompts of a task of reasoning-gym; "
+        "dummy: generated.",
     )
     name: str = Field(default="", description="Name of this source in the ledger (default: the path).")
     license: str = runtime_only(

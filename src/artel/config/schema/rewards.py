@@ -27,8 +27,9 @@ class RewardTerm(NamingSection):
     reward: RewardName = Field(
         description="Reward: your function (function); the answer equals a column (equals), matches a pattern "
         "(matches), has the right number (number), is JSON (json), has a length (length), a language (language) or "
-        "tags (format); the right formula (math); the scorer of a reasoning-gym task (gym); a model behind an "
-        "OpenAI-compatible server (judge). Its name may also be the key of its settings: {equals: {column: answer}}."
+        "tags (format); the right formula (math); the scorer of a reasoning-gym task (gym); a reward model in a folder "
+        "(model); a model behind an OpenAI-compatible server (judge). Its name may also be the key of its settings: "
+        "{equals: {column: answer}}."
     )
     weight: Number = Field(default=1.0, description="Factor of this reward in the sum.")
 

@@ -33,6 +33,8 @@ class Format:
     """True if the suffix of each file selects the actual format."""
     has_files: bool = True
     """False if its records are generated."""
+    version: Callable[[], str] = lambda: ""
+    """Return the version of the package that generates its records. It is part of the store's key."""
     is_plain_text: bool = False
     """True if a file is one document, or can be cut into several (`document`)."""
     is_by_folder: bool = False
@@ -54,7 +56,8 @@ class Format:
     can_be_divided: Callable[[SourceConfig], bool] = lambda source: False
     """True if several workers may read spans of a large file."""
     check: Callable[[Path, SourceConfig, str, DataConfig], list[Problem]] = lambda path, source, key, data: []
-    """Return the problems of a file before it is read (a missing column). `key`: the source in the run file."""
+    """Return the problems of a file before it is read (a missing column), or of a source without files, whose path is
+    empty. `key`: the source in the run file."""
 
     @property
     def summary(self) -> str:

@@ -124,13 +124,13 @@ def _answer_text(messages: list[Message]) -> str:
 
 def _to_json(value: Any, column: str) -> Any:
     try:
-        return orjson.loads(orjson.dumps(value, _to_text, orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY))
+        return orjson.loads(orjson.dumps(value, value_to_text, orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY))
     except orjson.JSONEncodeError as error:
         detail = f"the column {str(column)!r} is not JSON: {error.__cause__ or error}; convert it, or remove the column"
         raise BadRecord("bad_column", detail) from None
 
 
-def _to_text(value: Any) -> str:
+def value_to_text(value: Any) -> str:
     """Convert a value that orjson does not support. Raise TypeError if that is impossible."""
     if isinstance(value, bytes):
         try:

@@ -39,8 +39,10 @@ _MAX_LISTED_SUFFIXES = 10  # in a message
 def list_sources(data: DataConfig) -> Iterator[tuple[str, SourceConfig]]:
     """Yield (key in the run file, source). Validation texts with a path come first, with settings of source 0."""
     if isinstance(data.validation, str):
-        has_files = bool(data.sources) and FORMATS[data.sources[0].format].has_files
-        source = data.sources[0] if has_files else SourceConfig(path=["-"])
+        source = data.sources[0] if data.sources else SourceConfig(path=["-"])
+        if not FORMATS[source.format].has_files:
+            names = (name for name in FORMATS.names if FORMATS[name].has_files)
+            source = SourceConfig(path=["-"], format=next(n for n in names if source.yields in FORMATS[n].yields))
         update = {"path": [data.validation], "name": "validation", "rows": "", "outputs": ""}
         yield "data.validation", source.model_copy(update=update)
     for index, source in enumerate(data.sources):
@@ -58,6 +60,8 @@ def check_sources(data: DataConfig) -> None:
             problems += missing_extra("trafilatura", "pages", f"{key}.extract").problems
         if key != "data.validation":  # it has the settings of source 0, which are checked
             problems += check_rows(source, key) + check_converter(source, key)
+            if not FORMATS[source.format].has_files:
+                problems += FORMATS[source.format].check(Path(), source, key, data)
         for path in source.path:
             if is_remote(path) and FORMATS[source.format].has_files:
                 problems += _check_remote(path, source, key)

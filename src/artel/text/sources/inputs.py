@@ -160,9 +160,14 @@ def input_shards(data: DataConfig, shard_bytes: int | None = None) -> list[Input
 
 
 def source_fingerprint(data: DataConfig) -> list[Any]:
-    """Return path, size and version of each file of the sources, with modules of converters and outputs of pairs."""
+    """Return path, size and version of each file of the sources, with modules of converters and outputs of pairs.
+
+    For a source without files: the version of the package that generates its records.
+    """
     facts: list[Any] = []
     for key, source in list_sources(data):
+        if version := FORMATS[source.format].version():
+            facts.append([source.format, version])
         for entry in list_inputs(source, key, data):
             is_local = not (is_url(entry.address) or is_remote(entry.address))
             facts.append([str(Path(entry.address).resolve()) if is_local else entry.address, entry.size, entry.version])
@@ -236,7 +241,8 @@ def read_shard(shard: InputShard, data: DataConfig, on_encoding: OnEncoding = la
         if format.has_files:
             items = read_inputs(shard.inputs, source, data, _read_file, on_encoding, settings_key(shard.key))
         else:
-            items = format.read(SourceFile(Path(), source.format, source.name or source.format, source, data))
+            key = settings_key(shard.key)
+            items = format.read(SourceFile(Path(), source.format, source.name or source.format, source, data, key=key))
         return filter_sets(items, source) if source.include or source.exclude else items
 
     yield from slice_rows(source, shard.key, read, lambda: read(on_encoding)) if source.rows else read(on_encoding)

@@ -288,6 +288,22 @@ class Tokenizer:
         between = tuple(pieces[1]) if pair else ()
         return Frame(tuple(pieces[0]), between, tuple(pieces[-1]), second[0] if second else 0)
 
+    def add_frame(self, ids: np.ndarray) -> np.ndarray:
+        """Return the ids of a rendered conversation between the special tokens of an encoder, int64.
+
+        A special token that the chat template has written is not repeated. Unchanged unless the tokenizer adds special
+        tokens on both sides.
+        """
+        frame = self.frame(required=False)
+        before, after = [*frame.before], [*frame.after]
+        if not before or not after:
+            return ids
+        if ids[: len(before)].tolist() == before:
+            before = []
+        if ids[len(ids) - len(after) :].tolist() == after:
+            after = []
+        return np.concatenate([before, ids, after]).astype(np.int64)
+
     def word_starts(self) -> np.ndarray:
         """Return bool (vocabulary,): True for tokens that start a word. Punctuation marks are words.
 
