@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -98,10 +100,16 @@ class RewardPool:
         for _ in range(workers):
             self._idle.put(None)  # a process that is not started yet
         self._processes: set[RewardProcess] = set()
+        # Also runs when the pool is freed, for example after an error that nobody handled. At exit the processes end
+        # themselves, since their sockets are closed.
+        self._kill_all = weakref.finalize(self, _kill_all, self._processes)
+        self._kill_all.atexit = False
         self._lock = threading.Lock()
         self._is_closed = False
         self._kinds: list[dict[str, bool]] | None = None
         self.names = _unique_names(self._terms)
+        self.seconds = dict.fromkeys(self.names, 0.0)
+        """Seconds that the calls of each term have taken so far, in all processes."""
 
     def __enter__(self) -> Self:
         return self
@@ -115,9 +123,7 @@ class RewardPool:
         """Kill all processes."""
         with self._lock:
             self._is_closed = True
-            for process in self._processes:
-                process.kill()
-            self._processes.clear()
+            self._kill_all()
 
     def check(self) -> None:
         """Start a process. Raise InputError with all problems if a reward cannot be imported or created."""
@@ -202,7 +208,7 @@ class RewardPool:
                 try:
                     if process is None:
                         process = self._start()[0]
-                    answer = process.ask(request, seconds)
+                    answer = self._ask(process, call.term, request, seconds)
                     if "results" in answer:
                         return [(score, reason) for score, reason in answer["results"]]
                     reason = str(answer.get("lost"))
@@ -219,6 +225,14 @@ class RewardPool:
                     return out_of_memory if reason == OUT_OF_MEMORY else reason
         finally:
             self._idle.put(process)
+
+    def _ask(self, process: RewardProcess, term: int, request: dict[str, Any], seconds: float) -> dict[str, Any]:
+        started = time.monotonic()
+        try:
+            return process.ask(request, seconds)
+        finally:
+            with self._lock:
+                self.seconds[self.names[term]] += time.monotonic() - started
 
     def _start(self) -> tuple[RewardProcess, dict[str, Any]]:
         """Start a process. Return it with its first answer."""
@@ -246,6 +260,12 @@ class RewardPool:
         if term is None or where.startswith("/") or where.endswith(".py"):
             return Problem(where, what, fix)
         return Problem(".".join(key for key in (self._key, str(term), where) if key), what, fix)
+
+
+def _kill_all(processes: set[RewardProcess]) -> None:
+    for process in processes:
+        process.kill()
+    processes.clear()
 
 
 def _call_size(kind: dict[str, bool], count: int) -> int:
