@@ -19,10 +19,11 @@ if TYPE_CHECKING:
 
     from artel.config import RewardTerm
     from artel.generation import GenerationPrompt
+    from artel.generation.answers import SampledAnswer
     from artel.generation.generate import Sampling
     from artel.models.loading.heads import Head
     from artel.objectives.rollouts import Round
-    from artel.objectives.types import Batch
+    from artel.objectives.types import AnswerPrompt, Batch
     from artel.text import Record
     from artel.tokens import StoreSplit, Tokenizer
 
@@ -282,6 +283,24 @@ class TeacherHooks:
 
     def set_cached_outputs(self, outputs: CachedOutputs, *, validation: bool) -> None:  # if the `teacher` has settings
         """Take the cached outputs of the training or validation split."""
+
+
+class AnswerHooks:
+    """Hooks for objectives whose validation can be scored by rewards (`validate.rewards`)."""
+
+    has_answers: ClassVar[bool] = False
+    """True if the models answer prompts of the validation split."""
+
+    def answer_prompts(self, split: StoreSplit, limit: int) -> tuple[list[AnswerPrompt], int]:  # if it `has_answers`
+        """Return the prompts of the first records of a split, at most `limit`, and the number of skipped records."""
+        raise NotImplementedError
+
+    def generated_answers(self, model: PreTrainedModel, outputs: np.ndarray) -> list[SampledAnswer] | None:
+        """Return the answers to the first prompts if `evaluate_batch` generates them: its outputs contain their ids.
+
+        None if it does not. The answers are then generated from the ids of the prompts.
+        """
+        return None
 
 
 @dataclass(frozen=True, slots=True)

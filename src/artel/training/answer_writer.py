@@ -7,9 +7,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import xxhash
 
+from artel.config import RewardTerm
 from artel.generation.answers import SampledAnswer, sample_answers
 from artel.host import usable_cores
 from artel.messages import logger
@@ -17,12 +19,25 @@ from artel.objectives import Objective
 from artel.objectives.hooks import RoundSettings
 from artel.objectives.rollouts import Rollout
 from artel.parallel import ParallelStrategy, World
+from artel.registry import REWARDS
 from artel.rewards import Completion, RewardPool
-from artel.tokens import StoreSplit
+from artel.tokens import Sample
 from artel.training.heartbeat import heartbeat
 
 _MAX_REWARD_PROCESSES = 4
 """Maximum number of reward processes per process of the run."""
+
+
+class Prompts(Protocol):
+    """Prompts by their index: a split of a token store, or records that are not stored."""
+
+    def sample(self, index: int) -> Sample:
+        """Return the ids of a prompt."""
+        ...
+
+    def reference(self, index: int) -> dict[str, Any]:
+        """Return `prompt`, a text or messages, and `columns`."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +57,7 @@ class AnswerWriter:
     """Writes and scores answers to the prompts of a split. All ranks must call its methods together."""
 
     objective: Objective
-    split: StoreSplit
+    split: Prompts
     strategy: ParallelStrategy
     world: World
     pool: RewardPool
@@ -147,15 +162,12 @@ def _nan_to_none(value: float) -> float | None:
     return None if math.isnan(value) else float(value)
 
 
-def open_rewards(settings: RoundSettings, plugins: Sequence[str]) -> RewardPool:
-    """Start the reward processes. Raise InputError if a reward function cannot be used."""
-    pool = RewardPool(
-        settings.rewards,
-        plugins=plugins,
-        seconds=settings.reward_seconds,
-        memory_bytes=settings.reward_bytes,
-        workers=min(_MAX_REWARD_PROCESSES, usable_cores()),
-    )
+def open_rewards(
+    terms: Sequence[RewardTerm], plugins: Sequence[str], seconds: float, memory_bytes: int, key: str = REWARDS.key
+) -> RewardPool:
+    """Start the processes of the rewards at `key`, with their limits. Raise InputError if one cannot be used."""
+    workers = min(_MAX_REWARD_PROCESSES, usable_cores())
+    pool = RewardPool(terms, plugins=plugins, seconds=seconds, memory_bytes=memory_bytes, workers=workers, key=key)
     logger.info("starting the reward functions: %s", ", ".join(pool.names))
     pool.check()
     return pool

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from artel.config import Count, Number, RewardTerm, Section
 from artel.config.schema.quantities import Bytes, Length, Seconds
+from artel.config.schema.rewards import REWARD_BYTES, REWARD_SECONDS
 
 if TYPE_CHECKING:
     import torch
@@ -73,8 +74,12 @@ class PolicyConfig(Section):
     rewards: list[RewardTerm] = Field(
         default=[], description="What scores an answer: the sum of these rewards, each times its weight."
     )
-    reward_timeout: Seconds = Field(default=60.0, gt=0, description="Time limit of a reward function for an answer.")
-    reward_memory: Bytes = Field(default=2**32, gt=0, description="Memory limit of a process that computes rewards.")
+    reward_timeout: Seconds = Field(
+        default=REWARD_SECONDS, gt=0, description="Time limit of a reward function for an answer."
+    )
+    reward_memory: Bytes = Field(
+        default=REWARD_BYTES, gt=0, description="Memory limit of a process that computes rewards."
+    )
     preset: Preset = Field(default="dr_grpo", description="Loss of that name. The keys that are null follow it.")
     answers: Count = Field(default=8, ge=2, description="Answers per prompt. Their rewards are compared.")
     steps: Count = Field(default=1, ge=1, description="Optimizer steps per round, each over a part of its answers.")

@@ -22,7 +22,7 @@ from artel.objectives.chat import Chat, template_problems, template_version
 from artel.objectives.collate import next_token_view
 from artel.objectives.conversation.frame import ConversationError
 from artel.objectives.conversation.writer import ConversationWriter
-from artel.objectives.decoding import Decoding
+from artel.objectives.decoding import Decoding, writing_problems
 from artel.objectives.hooks import RoundSettings
 from artel.objectives.policy.config import PolicyConfig
 from artel.objectives.rollouts import Rollout, Round
@@ -44,6 +44,7 @@ class PolicyOptimization(Objective):
     section = "policy"
     decided_by_records = ("form",)
     generates = True
+    has_answers = True
     scores_answers = True
     sums = ("loss", "targets", "tokens", "answers", "clipped_low", "clipped_high", "kl", "difference", "fresh_tokens")
     metric_directions = directions(lower=[], higher=["reward"])
@@ -77,12 +78,8 @@ class PolicyOptimization(Objective):
         if policy.kl > 0 and config.model.lora is None:
             what = "the model before training is known only under an adapter"
             problems.append(Problem("policy.kl", what, "write model: {lora: {rank: 16}}, or policy.kl: 0"))
-        parallel = config.parallel
-        for key, is_set in (("pipeline", parallel.pipeline > 1), ("deepspeed", parallel.deepspeed is not None)):
-            if is_set:
-                fix = "use ddp, zero1, zero2, fsdp or tensor"
-                problems.append(Problem(f"parallel.{key}", "the model cannot write answers while it is split so", fix))
-        if parallel.context > 1:
+        problems += writing_problems(config)
+        if config.parallel.context > 1:
             problems.append(
                 Problem("parallel.context", "answers to a prompt share a row, which is not split", "write 1")
             )
