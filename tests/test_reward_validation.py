@@ -143,6 +143,12 @@ def test_an_objective_without_answers_is_refused():
     assert "seq2seq" in done.stderr
 
 
+def test_a_started_run_may_add_rewards():
+    plain, scored = (prepare(load_run(str(run))).open() for run in (chat_run("plain"), chat_run("scored", **SCORED)))
+    assert plain.folder != scored.folder
+    assert plain.digest == scored.digest
+
+
 def test_prompts_without_space_are_refused():
     config = load_run(str(chat_run("run", **merged(SCORED, {"validate": {"new_tokens": 60}}))))
     prepared = prepare(config)

@@ -19,7 +19,7 @@ from artel.objectives.rollouts import Rollout
 from artel.parallel import DataParallel, World
 from artel.planning.outline import local_tokenizer
 from artel.preparing import is_prepared, prepare
-from artel.text import Document, Ledger, read_documents
+from artel.text import Document, DroppedRecord, Ledger, Rejected, read_documents
 from artel.tokens import Sample, Tokenizer
 from artel.training.answer_writer import AnswerWriter, Prompts, Question, open_rewards
 from artel.training.evaluation import ProgressMessages
@@ -37,7 +37,7 @@ class RewardTrial:
     groups: list[list[Rollout]]
     """The answers to each prompt."""
     prompts: list[str]
-    """The end of each prompt, as text."""
+    """Text of each prompt: all of it, or its last message."""
     names: list[str]
     """Names of the rewards."""
     summary: RoundSummary
@@ -123,15 +123,22 @@ def _first_prompts(
     config: RunConfig, tokenizer: Tokenizer, num_prompts: int
 ) -> tuple[Objective, Prompts, list[Question]]:
     """Return the prompts of the first training records."""
-    ledger = Ledger()
+    unusable: list[Rejected | DroppedRecord] = []
+    ledger = Ledger(on_reject=unusable.append)
     documents = (document for document in read_documents(config.data, ledger) if document.split == "train")
     first = list(islice(documents, max(num_prompts, _DECIDING_DOCUMENTS)))
     config = _with_decided_values(config, first)
     objective = build_objective(config, tokenizer)
     samples: list[DocumentSamples] = []
     while first and len(samples) < num_prompts:
-        samples += [result for result in objective.samples(first) if isinstance(result, DocumentSamples)]
+        for result in objective.samples(first):
+            if isinstance(result, DocumentSamples):
+                samples.append(result)
+            else:
+                unusable.append(result)
         first = list(islice(documents, num_prompts))
+    if unusable:
+        logger.info("%s of the first %s records cannot be used", len(unusable), len(unusable) + len(samples))
     if not samples:
         fix = "look at them with artel data show; a prompt and an answer together may exceed data.block"
         raise InputError.at("data.sources", "no record is a prompt that can be answered", fix)

@@ -51,6 +51,7 @@ class RewardValidation(Validation):
         seed: int,
         max_prompts: int | None = None,
     ) -> None:
+        """`max_prompts`: maximum number of prompts to answer; None for all."""
         super().__init__(objective, split)
         self._pool, self._world, self._seed, self._max_prompts = pool, world, seed, max_prompts
 
@@ -88,8 +89,9 @@ class LossAndRewardValidation(Validation):
         self._prompts, num_skipped = objective.answer_prompts(split, config.validate_.answers)
         if num_skipped:
             logger.info(
-                "%s: %s validation records left out: their prompts and validate.new_tokens (%s) exceed data.block (%s)",
-                _KEY, f"{num_skipped:,}", config.validate_.new_tokens, config.data.block,
+                "%s: %s validation records are not answered: they have no prompt, or it leaves no space for %s tokens "
+                "(validate.new_tokens) in data.block",
+                _KEY, f"{num_skipped:,}", config.validate_.new_tokens,
             )  # fmt: skip
         if not self._prompts:
             what = f"none of {split.documents:,} validation records leaves space for an answer in data.block"

@@ -114,6 +114,7 @@ def _create_run(
     clock: Callable[[], float],
     started: float,
 ) -> Run:
+    """Return the run with its model, restored from its newest checkpoint if there is one."""
     budget, tokenizer = config.train.budget, objective.tokenizer
     folder = RunFolder(Path(config.run))
     samples = objective.dataset(store.train)
