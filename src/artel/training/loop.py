@@ -65,8 +65,9 @@ def train(
                 run, validation = open_run(config, prepared, world, callbacks, clock)
             status.follow(run)
             guard, profiler = Guard(run), StepProfiler(run)
-            resources = (validation, run.rounds, run.trackers, run.saver, profiler)  # the last is closed first
-            for resource in filter(None, resources):
+            if run.rounds is not None:
+                at_end.callback(run.rounds.close)
+            for resource in (validation, run.trackers, run.saver, profiler):  # the last is closed first
                 at_end.callback(resource.close)
             # The order matters: metrics are logged before a validation, and both come before a save. The profiler comes
             # last, so that a profiled step includes the other callbacks.
