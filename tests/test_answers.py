@@ -51,6 +51,18 @@ def test_log_probabilities_are_those_of_the_model(config, temperature, tokenizer
             assert torch.tensor(answer.log_probs).allclose(expected, atol=1e-5)
 
 
+@pytest.mark.parametrize("together", [True, False])
+def test_rows_without_a_token_count_in_log_probabilities(together, tokenizer):
+    model = made(LlamaConfig(**SIZES | {"vocab_size": 3 * ROWS}))
+    assert tokenizer.vocabulary < 3 * ROWS
+    (prompt,) = prompts_of((7,))
+    ((answer,),) = write(model, tokenizer, [prompt], [[0]], together=together)
+    with torch.no_grad():
+        log_probs = model(torch.tensor([prompt.ids + answer.ids])).logits[0, len(prompt.ids) - 1 : -1].log_softmax(-1)
+    expected = log_probs.gather(1, torch.tensor(answer.ids)[:, None])[:, 0]
+    assert torch.tensor(answer.log_probs).allclose(expected, atol=1e-5)
+
+
 def test_an_answer_depends_on_its_seed_alone(tokenizer):
     model = made(LlamaConfig(**SIZES))
     prompts = prompts_of((3, 40, 17, 90, 2))

@@ -297,6 +297,19 @@ def test_a_function_gets_what_its_arguments_name():
         reward("mine.py:one")([completion("4")])
 
 
+def test_files_of_one_name_in_two_folders_are_two_modules():
+    for folder, score in (("a", 1.0), ("b", 2.0)):
+        Path(folder).mkdir()
+        Path(folder, "same.py").write_text(
+            "from dataclasses import dataclass\n@dataclass\nclass Score:\n    value: 'float'\n"
+            f"def score(completion):\n    return Score({score}).value\n"
+        )
+    first, second = reward("a/same.py:score"), reward("b/same.py:score")
+    assert (first([completion()]), second([completion()])) == ([1.0], [2.0])
+    modules = [sys.modules[each._function.__module__] for each in (first, second)]
+    assert [module.score([completion()]) for module in modules] == [1.0, 2.0]
+
+
 def test_functions_of_trl_are_taken_as_they_are():
     trl = pytest.importorskip("trl.rewards")
     conversation = [{"role": "user", "content": "hi"}]

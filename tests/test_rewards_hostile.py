@@ -1,5 +1,6 @@
 """Reward functions that hang, die, leak, print, fork or return nonsense: each costs its limit and nothing else."""
 
+import gc
 import os
 import signal
 import subprocess
@@ -256,6 +257,16 @@ def test_processes_end_when_artel_is_killed():
         os.killpg(parent.pid, signal.SIGKILL)
         parent.wait()
     wait_until_gone(int(file.name.removeprefix("pid-")) for file in Path().glob("pid-*"))
+
+
+def test_processes_end_with_a_pool_that_was_never_closed():
+    pool = pool_of("good")
+    pool.check()
+    (process,) = (process._process.pid for process in pool._processes)
+    assert process_exists(process)
+    del pool
+    gc.collect()
+    assert not process_exists(process)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ error then names the function with its file and line, and says that it is not pa
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from collections.abc import Iterator
@@ -96,7 +97,8 @@ def import_user_module(name: str, where: str, fix: str) -> ModuleType:
 
 def import_user_file(path: Path) -> ModuleType:
     """Run a user's Python file as a module. It may import from its folder. Raise InputError if that fails."""
-    spec = spec_from_file_location(f"artel_user_{path.stem}", path)
+    digest = xxhash.xxh3_64_hexdigest(os.fsencode(path.absolute()))  # files in two folders may have the same name
+    spec = spec_from_file_location(f"artel_user_{path.stem}_{digest}", path)
     assert spec is not None
     assert spec.loader is not None
     register_user_module(spec.name)

@@ -89,6 +89,11 @@ OBJECTIVES = (
                 says="sample 0",
             ),
             Step(
+                "artel rewards try policy data.sources.0.path=prompts.jsonl model.from=FOLDER",
+                "--prompts 2 data.block=64 policy.new_tokens=8 policy.rewards=[rewards.py:overlap]",
+                says="different rewards",
+            ),
+            Step(
                 "artel train policy data.sources.0.path=prompts.jsonl model.from=FOLDER",
                 f"{STEPS} data.block=64 policy.new_tokens=8 policy.rewards=[rewards.py:overlap] validate.blocks=4",
                 leaves="runs/policy/rollouts/000001.jsonl.zst",

@@ -31,7 +31,8 @@ def made(config):
 
 
 def alone(model, tokenizer, prompt, count):
-    return list(continue_ids(model, tokenizer, prompt, lambda row: int(row.argmax()), count, None, frozenset()))
+    greedy = lambda row: int(row[: tokenizer.vocabulary].argmax())  # noqa: E731
+    return list(continue_ids(model, tokenizer, prompt, greedy, count, None, frozenset()))
 
 
 def together(engine, tokenizer, prompts, count):

@@ -31,6 +31,7 @@ from artel.cli import (
     push,
     recipes,
     report,
+    rewards,
     serve,
     train,
 )
@@ -155,6 +156,7 @@ app.command("clean", short_help="List artel's files on this machine, or remove t
 app.command("doctor", short_help="Check this machine for problems.")(doctor.doctor)
 app.command("hardware", short_help="Measure this machine once, for `artel plan`.")(doctor.hardware)
 app.add_typer(data.app, name="data", short_help="Inspect a token store, or import tokens into one.")
+app.add_typer(rewards.app, name="rewards")
 app.add_typer(recipes.app, name="recipes")
 app.add_typer(config.app, name="config", short_help="Check, explain or convert run files; print their schema.")
 app.add_typer(launch.app, name="launch")

@@ -122,7 +122,8 @@ def continue_ids(
 ) -> Generator[int, None, None]:
     """Yield tokens that continue `ids`, until one of `stop_ids` (not yielded) or `new_tokens`.
 
-    `choose` maps the last logits, float32 (rows,), to the next id. Raise InputError for NaN or ids without embedding.
+    `choose` maps the last logits, float32 (rows,), to the next id. Rows from `tokenizer.vocabulary` on have no token.
+    Raise InputError for NaN or ids without embedding.
     """
     device = next(model.parameters()).device
     check_embedded(model, tokenizer, ids)
@@ -146,8 +147,7 @@ def continue_ids(
                 caches = {cache_name: cache} if cache_name else {}
                 logits = model(input_ids=new_ids, use_cache=bool(caches), **caches).logits[:, -1].float()
             num_cached = len(ids) if cache_name else start
-            logits[:, vocabulary:] = -torch.inf  # rows without a token
-            if not math.isfinite(logits.max()):
+            if not math.isfinite(logits[:, :vocabulary].max()):  # the other rows have no token
                 what = "its logits are NaN or infinite, so no token can be chosen"
                 raise InputError.at(model.name_or_path, what, "its weights are damaged or too large")
             token_id = choose(logits[0])

@@ -86,28 +86,27 @@ def evaluate(opened: OpenedModel, data: str | None, overrides: Mapping[str, Any]
     store = prepared.open()
     if data is None:
         objective.fit_statistics(store.train)  # a weighted loss uses the training split's weights
-    validation = make_validation(objective, store.validation, run, world)
-    if len(validation.samples) == 0:
-        fix = "use more text, a smaller data.block, or --data FILE"
-        raise InputError.at("data.validation", "no text is held out to evaluate on", fix)
-    # fp8 is only for training. Evaluate the model as it will be used.
-    requested = "auto" if run.train.precision == "fp8" else run.train.precision
-    precision = pick_precision(requested, world.device)
-    set_compute_precision(opened.model, precision)
-    strategy = DataParallel(opened.model, objective, world, precision)
-    batch_size = micro_batch_size(run, world)
-    if objective.needs_reference and opened.run is not None:
-        untrained = open_untrained(opened.run).model
-        set_compute_precision(untrained, precision)
-        reference = DataParallel(untrained, objective, world, precision)
-        progress = ProgressMessages("evaluating the model before training:")
-        log_probs = reference_outputs(objective, store.validation, reference, batch_size, progress)
-        objective.set_reference(log_probs.numpy(), validation=True)
-    if data is None:
-        set_teacher_if_available(objective, run, store, world)
-    started = time.monotonic()
-    progress = ProgressMessages(f"evaluating {opened.name}:")
-    with closing(validation):
+    with closing(make_validation(objective, store.validation, run, world)) as validation:
+        if len(validation.samples) == 0:
+            fix = "use more text, a smaller data.block, or --data FILE"
+            raise InputError.at("data.validation", "no text is held out to evaluate on", fix)
+        # fp8 is only for training. Evaluate the model as it will be used.
+        requested = "auto" if run.train.precision == "fp8" else run.train.precision
+        precision = pick_precision(requested, world.device)
+        set_compute_precision(opened.model, precision)
+        strategy = DataParallel(opened.model, objective, world, precision)
+        batch_size = micro_batch_size(run, world)
+        if objective.needs_reference and opened.run is not None:
+            untrained = open_untrained(opened.run).model
+            set_compute_precision(untrained, precision)
+            reference = DataParallel(untrained, objective, world, precision)
+            progress = ProgressMessages("evaluating the model before training:")
+            log_probs = reference_outputs(objective, store.validation, reference, batch_size, progress)
+            objective.set_reference(log_probs.numpy(), validation=True)
+        if data is None:
+            set_teacher_if_available(objective, run, store, world)
+        started = time.monotonic()
+        progress = ProgressMessages(f"evaluating {opened.name}:")
         metrics, outputs = validation.evaluate(strategy, batch_size, run.validate_.blocks, progress)
     split = store.validation
     details = objective.details(outputs, split)

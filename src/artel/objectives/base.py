@@ -13,6 +13,7 @@ from artel.config import ModelConfig, RunConfig
 from artel.errors import Problem
 from artel.objectives.decoding import Decoding
 from artel.objectives.hooks import (
+    AnswerHooks,
     EvaluationHooks,
     GlobalBatchHooks,
     ModelHooks,
@@ -21,6 +22,7 @@ from artel.objectives.hooks import (
     TeacherHooks,
 )
 from artel.objectives.types import Batch, DocumentSamples, Presentation, TokenView
+from artel.registry import OBJECTIVES
 from artel.text import Document, DroppedRecord, Rejected, frame_notes
 from artel.tokens import BalancedOrder, Order, Rows, Sample, Samples, StoreSplit, Tokenizer, TokenStore, UnpackedSamples
 
@@ -38,7 +40,7 @@ def directions(*, lower: Sequence[str], higher: Sequence[str]) -> dict[str, Dire
     return {**dict.fromkeys(lower, "lower"), **dict.fromkeys(higher, "higher")}
 
 
-class Objective(RecordHooks, ModelHooks, EvaluationHooks, TeacherHooks, GlobalBatchHooks, RoundHooks, ABC):
+class Objective(RecordHooks, ModelHooks, EvaluationHooks, TeacherHooks, GlobalBatchHooks, AnswerHooks, RoundHooks, ABC):
     """The task that a model learns: samples, batches, loss and metrics. Other packages never compare its name.
 
     The base classes have hooks that few objectives need. `Decoding` is a second base class, of objectives whose models
@@ -73,7 +75,7 @@ class Objective(RecordHooks, ModelHooks, EvaluationHooks, TeacherHooks, GlobalBa
     """Names of the numbers that `evaluate_batch` returns per sample."""
     prompts_problem: ClassVar[tuple[str, str] | None] = None
     """(problem, fix) if a run cannot have `validate.prompts`; None if it can."""
-    metric_directions: ClassVar[dict[str, Direction]]
+    metric_directions: dict[str, Direction]
     """Names of its metrics, and the direction in which each improves."""
     main_metric: ClassVar[str] = "loss"
     """The metric that `checkpoint.best: loss`, the default, stands for."""
@@ -118,17 +120,27 @@ class Objective(RecordHooks, ModelHooks, EvaluationHooks, TeacherHooks, GlobalBa
         """Raise InputError if run and tokenizer do not fit each other."""
         self.config = config
         self.tokenizer = tokenizer
+        self.metric_directions = self.directions_of(config)
+
+    @classmethod
+    def directions_of(cls, config: RunConfig) -> dict[str, Direction]:
+        """Return `metric_directions` of a run, with the metric of `validate.rewards`."""
+        return cls.metric_directions | (directions(lower=[], higher=["reward"]) if config.validate_.rewards else {})
 
     @classmethod
     def problems(cls, config: RunConfig) -> list[Problem]:
         """Return the problems of the run file under this objective. Called before any text is read."""
-        problems = []
+        problems, known = [], cls.directions_of(config)
         best = cls.main_metric if config.checkpoint.best == "loss" else config.checkpoint.best
-        if best is not None and best not in cls.metric_directions and not ("/" in best and config.validate_.tasks):
-            fix = f"write one of: {', '.join(cls.metric_directions)}; TASK/METRIC of a task in validate.tasks; or null"
+        if best is not None and best not in known and not ("/" in best and config.validate_.tasks):
+            fix = f"write one of: {', '.join(known)}; TASK/METRIC of a task in validate.tasks; or null"
             problems.append(Problem("checkpoint.best", f"{best!r} is not a metric of this objective", fix))
         if config.validate_.prompts and cls.prompts_problem:
             problems.append(Problem("validate.prompts", *cls.prompts_problem))
+        if config.validate_.rewards and not cls.has_answers:
+            what = f"objective {config.objective} writes no answers that rewards could score"
+            answering = [name for name in OBJECTIVES.names if OBJECTIVES[name].has_answers]
+            problems.append(Problem("validate.rewards", what, f"remove it; it works with {', '.join(answering)}"))
         if best is None and config.validate_.patience is not None:
             problems.append(
                 Problem(

@@ -28,14 +28,21 @@ from artel.objectives.collate import (
     packed_views,
     target_tensors,
 )
-from artel.objectives.conversation.calls import call_metrics, call_turns, conversation_reference
+from artel.objectives.conversation.calls import (
+    call_metrics,
+    call_turns,
+    conversation_reference,
+    has_tools,
+    read_conversations,
+)
 from artel.objectives.conversation.frame import ConversationError, Difference, RenderedConversation
 from artel.objectives.conversation.template_check import call_notes, check_targets, difference_notes, end_notes
 from artel.objectives.conversation.writer import ConversationWriter
-from artel.objectives.decoding import Decoding, generation_code, python_literal
+from artel.objectives.decoding import Decoding, generation_code, python_literal, writing_problems
 from artel.objectives.length_groups import as_tensors
 from artel.objectives.per_token import BALANCED_SUMS, balanced_token_sums, inputs_of, token_metrics
 from artel.objectives.types import (
+    AnswerPrompt,
     Batch,
     DocumentSamples,
     GenerationEval,
@@ -81,6 +88,7 @@ class Chat(Objective, Decoding):
     section = "chat"
     generates = True
     is_per_token = True
+    has_answers = True
     packs_samples = True
     continues = False
     sums: ClassVar[tuple[str, ...]] = BALANCED_SUMS
@@ -97,7 +105,8 @@ class Chat(Objective, Decoding):
     @classmethod
     def problems(cls, config: RunConfig) -> list[Problem]:
         packed = packed_problems(config, cls.auto_class) if cls.uses_document_mask(config) else []
-        return [*super().problems(config), *packed, *template_problems(config)]
+        writing = writing_problems(config) if config.validate_.rewards else []
+        return [*super().problems(config), *packed, *template_problems(config), *writing]
 
     @classmethod
     def special_tokens(cls, config: RunConfig) -> list[str]:
@@ -106,7 +115,8 @@ class Chat(Objective, Decoding):
     @classmethod
     def store_settings(cls, config: RunConfig) -> Any:
         settings = config.chat.model_dump(mode="json", exclude={"generate"})
-        return [config.data.block, settings, template_version(config)]
+        references = ["references"] if config.validate_.rewards else []
+        return [config.data.block, settings, template_version(config), *references]
 
     def demo_command(self, folder: str, samples: Samples | None) -> str:
         return f"artel chat {folder}"
@@ -135,8 +145,9 @@ class Chat(Objective, Decoding):
                 result = self._convert(record.fields)
                 if isinstance(result, DocumentSamples) and document.split == "validation":
                     messages = _filter_thoughts(record.fields.messages, self.config.chat.reasoning)
-                    reference = conversation_reference(replace(record.fields, messages=tuple(messages)))
-                    result = replace(result, reference=reference)
+                    if self.config.validate_.rewards or has_tools(messages, record.fields.tools):
+                        reference = conversation_reference(replace(record.fields, messages=tuple(messages)))
+                        result = replace(result, reference=reference)
                 yield result
             except ConversationError as error:
                 detail = f"{error}; fix it, or use another chat.template"
@@ -278,6 +289,29 @@ class Chat(Objective, Decoding):
         first = "the first " if len(turns) == _MAX_CALL_TURNS else ""
         what = f"calls in {first}{len(turns):,} turns with tools{without}"
         return GenerationEval(what, prompts, max(_MIN_NEW_TOKENS, 2 * longest), partial(call_metrics, turns))
+
+    def answer_prompts(self, split: StoreSplit, limit: int) -> tuple[list[AnswerPrompt], int]:
+        """Return the conversations before their last answer.
+
+        Skip those without a user's message before it, those that the template cannot end there, and those that leave
+        no space for an answer in `data.block`.
+        """
+        prompts: list[AnswerPrompt] = []
+        num_skipped, longest = 0, self.config.data.block - self.config.validate_.new_tokens
+        for messages, tools in read_conversations(split.references()):
+            if len(prompts) == limit:
+                break
+            last = max(index for index, message in enumerate(messages) if message.role == "assistant")
+            context, ids = messages[:last], []
+            if any(message.role in ("user", "tool") for message in context):
+                with suppress(ConversationError):
+                    ids = self._writer.prompt_ids(context, tools)
+            if not 0 < len(ids) <= longest:
+                num_skipped += 1
+                continue
+            question = [{"role": message.role, "content": message.content} for message in context]
+            prompts.append(AnswerPrompt(question, {"answer": messages[last].content}, ids))
+        return prompts, num_skipped
 
     def reply(self, model: PreTrainedModel, prompt: str, context: str, sampling: Sampling) -> Reply:
         """Return the answer to a user's message."""

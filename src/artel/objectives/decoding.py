@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from artel.config import RunConfig
-from artel.errors import InputError
+from artel.errors import InputError, Problem
 from artel.generation import GenerationPrompt
 from artel.objectives.types import GenerationEval, Reply
 from artel.tokens import Samples, StoreSplit, Tokenizer
@@ -103,6 +103,17 @@ class Decoding:
         chunks = np.split(np.arange(len(ids)), np.flatnonzero(is_special))  # a block may hold several documents
         words = " ".join(self.tokenizer.decode(ids[chunk[~is_special[chunk]]]) for chunk in chunks).split()
         return " ".join(words[: min(_PROMPT_WORDS, max(1, len(words) - 1))])  # the last word may be cut
+
+
+def writing_problems(config: RunConfig) -> list[Problem]:
+    """Return a problem for each key that splits the model so that it cannot write answers during training."""
+    parallel = config.parallel
+    fix = "use ddp, zero1, zero2, fsdp or tensor"
+    return [
+        Problem(f"parallel.{key}", "the model cannot write answers while it is split so", fix)
+        for key, is_set in (("pipeline", parallel.pipeline > 1), ("deepspeed", parallel.deepspeed is not None))
+        if is_set
+    ]
 
 
 # Helpers for example code

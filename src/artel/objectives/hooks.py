@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 import numpy as np
 
 from artel.config import RunConfig
-from artel.errors import Problem
 from artel.models.text_vectors import has_pooling_layer
 from artel.objectives.length_groups import group_count
 
@@ -20,11 +19,12 @@ if TYPE_CHECKING:
 
     from artel.config import RewardTerm
     from artel.generation import GenerationPrompt
+    from artel.generation.answers import SampledAnswer
     from artel.generation.generate import Sampling
     from artel.models.loading.heads import Head
     from artel.objectives.conversation.dialogue import Dialogue
     from artel.objectives.rollouts import Round
-    from artel.objectives.types import Batch
+    from artel.objectives.types import AnswerPrompt, Batch
     from artel.text import Record
     from artel.tokens import Sample, StoreSplit, Tokenizer
 
@@ -288,6 +288,24 @@ class TeacherHooks:
         """Take the cached outputs of the training or validation split."""
 
 
+class AnswerHooks:
+    """Hooks for objectives whose validation can be scored by rewards (`validate.rewards`)."""
+
+    has_answers: ClassVar[bool] = False
+    """True if the models answer prompts of the validation split."""
+
+    def answer_prompts(self, split: StoreSplit, limit: int) -> tuple[list[AnswerPrompt], int]:  # if it `has_answers`
+        """Return the prompts of the first records of a split, at most `limit`, and the number of skipped records."""
+        raise NotImplementedError
+
+    def generated_answers(self, model: PreTrainedModel, outputs: np.ndarray) -> list[SampledAnswer] | None:
+        """Return the answers to the first prompts if `evaluate_batch` generates them: its outputs contain their ids.
+
+        None if it does not. The answers are then generated from the ids of the prompts.
+        """
+        return None
+
+
 @dataclass(frozen=True, slots=True)
 class RoundSettings:
     """Settings for writing and scoring answers, for an objective that learns from them."""
@@ -325,13 +343,6 @@ class RoundHooks:
 
     scores_answers: ClassVar[bool] = False
     """True if its metrics are rewards of answers, which can evaluate any model with the same head."""
-
-    @staticmethod
-    def round_problems(config: RunConfig) -> list[Problem]:
-        """Return the problems of a run with rounds whose model would be split so that it cannot write."""
-        splits = {"pipeline": config.parallel.pipeline > 1, "deepspeed": config.parallel.deepspeed is not None}
-        what, fix = "the model cannot write answers while it is split so", "use ddp, zero1, zero2, fsdp or tensor"
-        return [Problem(f"parallel.{key}", what, fix) for key, is_set in splits.items() if is_set]
 
     @property
     def rounds(self) -> RoundSettings | None:

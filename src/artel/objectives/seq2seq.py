@@ -24,7 +24,7 @@ from artel.objectives.decoding import Decoding, python_literal
 from artel.objectives.length_groups import as_tensors, group_inputs, group_rows, round_up, stack_rows
 from artel.objectives.per_token import SUMS, token_metrics
 from artel.objectives.seq2seq_text import GenerationInput, PairFraming, TextGenerator, padded_length
-from artel.objectives.types import Batch, DocumentSamples, Presentation, Reply, TokenView
+from artel.objectives.types import AnswerPrompt, Batch, DocumentSamples, Presentation, Reply, TokenView
 from artel.printable import shorten
 from artel.text import Document, DroppedRecord, Pair, Rejected
 from artel.tokens import Rows, Sample, Samples, StoreSplit, Tokenizer
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedConfig, PreTrainedModel
 
+    from artel.generation.answers import SampledAnswer
     from artel.generation.generate import Sampling
     from artel.models.loading.request import ModelRequest
 
@@ -52,6 +53,7 @@ class SequenceToSequence(Objective, Decoding):
     section = "seq2seq"
     continues = False
     adds_special_tokens = True
+    has_answers = True
     sums = SUMS
     has_many_outputs = True
     tasks = ("generate",)
@@ -93,6 +95,9 @@ class SequenceToSequence(Objective, Decoding):
         if best in ("exact_match", "chrf") and not config.seq2seq.generate:
             what = f"{best!r} needs generated texts, but seq2seq.generate is 0"
             problems.append(Problem("checkpoint.best", what, "write seq2seq.generate: 200, or another number"))
+        if config.validate_.rewards and not config.seq2seq.generate:
+            what = "score generated texts, but seq2seq.generate is 0"
+            problems.append(Problem("validate.rewards", what, "write seq2seq.generate: 200, or another number"))
         return problems
 
     @classmethod
@@ -286,6 +291,17 @@ class SequenceToSequence(Objective, Decoding):
             if not len(ids) or ids[0] == _NOT_GENERATED:
                 return
             yield self._generator.text(ids[ids != _NOT_GENERATED].astype(np.int64)), reference
+
+    def answer_prompts(self, split: StoreSplit, limit: int) -> tuple[list[AnswerPrompt], int]:
+        """Return the pairs whose outputs an evaluation generates (`seq2seq.generate`)."""
+        pairs = itertools.islice(split.references(), min(limit, self._seq2seq.generate))
+        return [AnswerPrompt(pair["input"], {"answer": pair["output"]}) for pair in pairs], 0
+
+    def generated_answers(self, model: PreTrainedModel, outputs: np.ndarray) -> list[SampledAnswer]:
+        return [
+            self._generator.answer(model, ids[ids != _NOT_GENERATED].astype(np.int64))
+            for ids in itertools.takewhile(lambda ids: len(ids) and ids[0] != _NOT_GENERATED, outputs)
+        ]
 
     # use
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
+    from artel.generation.answers import SampledAnswer
     from artel.generation.generate import Sampling
 
 
@@ -181,6 +182,14 @@ class TextGenerator:
         """Return the text of ids, without special tokens, stripped."""
         return str(self._tokenizer.hf.decode(ids.tolist(), skip_special_tokens=True)).strip()
 
+    def answer(self, model: PreTrainedModel, ids: np.ndarray) -> SampledAnswer:
+        """Return generated ids as an answer, without the padding after its end."""
+        from artel.generation.answers import SampledAnswer
+
+        tokens, is_finished = self._length(model, ids)
+        ids = ids[:tokens]
+        return SampledAnswer(ids.tolist(), text=self.text(ids), cut_off=not is_finished)
+
     def special_ids(self, model: PreTrainedModel) -> dict[str, Any]:
         """Return the ids that start and end an output in training, and its language token if there is one."""
         import torch
@@ -232,9 +241,13 @@ class TextGenerator:
         return report
 
     def _to_text(self, model: PreTrainedModel, framed: FramedIds, ids: np.ndarray) -> GeneratedText:
+        tokens, is_finished = self._length(model, ids)
+        return GeneratedText(self.text(ids[:tokens]), is_finished, tokens, len(framed.ids), framed.is_truncated)
+
+    def _length(self, model: PreTrainedModel, ids: np.ndarray) -> tuple[int, bool]:
+        """Return the number of generated tokens before padding, and True if an end token is the last."""
         ends = np.flatnonzero(np.isin(ids, self.special_ids(model)["eos_token_id"]))
-        tokens = int(ends[0]) + 1 if len(ends) else len(ids)
-        return GeneratedText(self.text(ids[:tokens]), len(ends) > 0, tokens, len(framed.ids), framed.is_truncated)
+        return (int(ends[0]) + 1, True) if len(ends) else (len(ids), False)
 
 
 def _group_by_length(lengths: Sequence[int], inputs: Sequence[GenerationInput]) -> Iterator[list[int]]:

@@ -98,6 +98,18 @@ class GenerationEval:
 
 
 @dataclass(frozen=True, slots=True)
+class AnswerPrompt:
+    """A prompt of a validation split whose answer is scored (`validate.rewards`)."""
+
+    prompt: str | list[dict[str, str]]
+    """The prompt as rewards get it: a text, or the messages of a conversation."""
+    columns: dict[str, Any]
+    """Columns for rewards: `answer`, the answer of the record."""
+    ids: list[int] = field(default_factory=list)
+    """The tokens that the model continues; empty if the objective's evaluation generates the answers."""
+
+
+@dataclass(frozen=True, slots=True)
 class Reply:
     """A model's reply to a prompt."""
 

@@ -50,7 +50,9 @@ def _store_settings(config: RunConfig) -> dict[str, Any]:
     data = config.data.model_dump(mode="json", exclude=excluded | {"sources": {"__all__": {"license"}}})
     modules = [FORMATS.get_module(source.format) for source in config.data.sources]
     plugins = {module for module in (*modules, OBJECTIVES.get_module(config.objective)) if module is not None}
-    section: Section | None = (config.model_extra or {}).get(config.objective)
+    # artel's own objectives name the settings that shape their samples in `store_settings`.
+    is_plugin = OBJECTIVES.get_module(config.objective) is not None
+    section: Section | None = (config.model_extra or {}).get(config.objective) if is_plugin else None
     return {
         "format": FORMAT,
         "text": TEXT_VERSION,

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -117,12 +119,18 @@ class RewardPool:
         self._idle_with_models: queue.LifoQueue[int] = queue.LifoQueue()
         self._idle_with_models.put(workers)
         self._processes: set[RewardProcess] = set()
+        # Also runs when the pool is freed, for example after an error that nobody handled. At exit the processes end
+        # themselves, since their sockets are closed.
+        self._kill_all = weakref.finalize(self, _kill_all, self._processes)
+        self._kill_all.atexit = False
         self._lock = threading.Lock()
         self._is_closed = False
         self._kinds: list[dict[str, bool]] | None = None
         self.has_environment_reward = False
         """True if the environment has a reward. Known after `check`."""
         self.names = _unique_names(self._terms)
+        self.seconds = dict.fromkeys(self.names, 0.0)
+        """Seconds that the calls of each term have taken so far, in all processes."""
 
     def __enter__(self) -> Self:
         return self
@@ -136,9 +144,7 @@ class RewardPool:
         """Kill all processes."""
         with self._lock:
             self._is_closed = True
-            for process in self._processes:
-                process.kill()
-            self._processes.clear()
+            self._kill_all()
 
     def check(self) -> None:
         """Start a process. Raise InputError with all problems if a reward cannot be imported or created."""
@@ -250,7 +256,10 @@ class RewardPool:
         idle = self._idle_with_models if kind["resident"] else self._idle
         slot = idle.get()
         try:
+            started = time.monotonic()
             answer = self._ask(slot, request, seconds)
+            with self._lock:
+                self.seconds[self.names[call.term]] += time.monotonic() - started
         finally:
             idle.put(slot)
         return answer if isinstance(answer, str) else [(score, reason) for score, reason in answer["results"]]
@@ -307,6 +316,12 @@ class RewardPool:
         if term is None or where.startswith("/") or where.endswith(".py"):
             return Problem(where, what, fix)
         return Problem(".".join(key for key in (self._key, str(term), where) if key), what, fix)
+
+
+def _kill_all(processes: set[RewardProcess]) -> None:
+    for process in processes:
+        process.kill()
+    processes.clear()
 
 
 def _call_size(kind: dict[str, bool], count: int) -> int:

@@ -7,9 +7,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 import xxhash
 
+from artel.config import RewardTerm
 from artel.errors import InputError
 from artel.generation import GenerationPrompt
 from artel.generation.answers import sample_answers
@@ -19,8 +21,9 @@ from artel.objectives import Objective
 from artel.objectives.hooks import RoundSettings
 from artel.objectives.rollouts import Rollout
 from artel.parallel import ParallelStrategy, World
+from artel.registry import REWARDS
 from artel.rewards import Completion, RewardPool
-from artel.tokens import StoreSplit
+from artel.tokens import Sample
 from artel.training.drafts import Draft, Question
 from artel.training.heartbeat import heartbeat
 from artel.training.interaction import Interaction
@@ -30,12 +33,24 @@ _MAX_REWARD_PROCESSES = 4
 _ACTIVITIES = {"writing": "writing answers", "running": "running tools", "scoring": "scoring answers"}
 
 
+class Prompts(Protocol):
+    """Prompts by their index: a split of a token store, or records that are not stored."""
+
+    def sample(self, index: int) -> Sample:
+        """Return the ids of a prompt."""
+        ...
+
+    def reference(self, index: int) -> dict[str, Any]:
+        """Return `prompt`, a text or messages, and `columns`."""
+        ...
+
+
 @dataclass(slots=True)
 class AnswerWriter:
     """Writes and scores answers to the prompts of a split. All ranks must call its methods together."""
 
     objective: Objective
-    split: StoreSplit
+    split: Prompts
     strategy: ParallelStrategy
     world: World
     pool: RewardPool | None
@@ -168,22 +183,40 @@ def _nan_to_none(value: float) -> float | None:
     return None if math.isnan(value) else float(value)
 
 
-def open_rewards(settings: RoundSettings, plugins: Sequence[str]) -> RewardPool:
-    """Start the reward processes. Raise InputError if a reward function cannot be used."""
-    pool = RewardPool(
-        settings.rewards,
-        plugins=plugins,
-        seconds=settings.reward_seconds,
-        memory_bytes=settings.reward_bytes,
-        workers=min(_MAX_REWARD_PROCESSES, usable_cores()),
-        tools=settings.tools,
-        environment=settings.environment,
-    )
-    names = [*pool.names, *filter(None, [settings.tools, settings.environment])]
-    logger.info("starting the reward functions: %s", ", ".join(names))
-    pool.check()
+def open_round_rewards(
+    settings: RoundSettings, plugins: Sequence[str], terms: Sequence[RewardTerm] | None = None, key: str = REWARDS.key
+) -> RewardPool:
+    """Start the processes of a round's rewards, tools and environments, as `open_rewards`.
+
+    `terms`: other rewards than those of the round; `key`: their key in the run file.
+    """
+    pool = open_rewards(
+        settings.rewards if terms is None else terms, plugins, settings.reward_seconds, settings.reward_bytes, key,
+        tools=settings.tools, environment=settings.environment,
+    )  # fmt: skip
     if not pool.names and not pool.has_environment_reward:
         pool.close()
         what = f"is empty, and {settings.environment} has no reward()"
-        raise InputError.at("policy.rewards", what, "write a reward, or the method reward of the class")
+        raise InputError.at(key, what, "write a reward, or the method reward of the class")
+    return pool
+
+
+def open_rewards(
+    terms: Sequence[RewardTerm],
+    plugins: Sequence[str],
+    seconds: float,
+    memory_bytes: int,
+    key: str = REWARDS.key,
+    *,
+    tools: str | None = None,
+    environment: str | None = None,
+) -> RewardPool:
+    """Start the processes of the rewards at `key`, with their limits. Raise InputError if one cannot be used."""
+    workers = min(_MAX_REWARD_PROCESSES, usable_cores())
+    pool = RewardPool(
+        terms, plugins=plugins, seconds=seconds, memory_bytes=memory_bytes, workers=workers, key=key, tools=tools,
+        environment=environment,
+    )  # fmt: skip
+    logger.info("starting the reward functions: %s", ", ".join([*pool.names, *filter(None, [tools, environment])]))
+    pool.check()
     return pool

@@ -65,6 +65,8 @@ def train(
                 run, validation = open_run(config, prepared, world, callbacks, clock)
             status.follow(run)
             guard, profiler = Guard(run), StepProfiler(run)
+            if run.rounds is not None:
+                at_end.callback(run.rounds.close)
             for resource in (validation, run.trackers, run.saver, profiler):  # the last is closed first
                 at_end.callback(resource.close)
             # The order matters: metrics are logged before a validation, and both come before a save. The profiler comes

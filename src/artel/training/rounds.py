@@ -9,18 +9,18 @@ run even if a reward function is not deterministic.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import xxhash
 
-from artel.errors import InputError
+from artel.messages import logger
 from artel.objectives.rollouts import Rollout, Round, read_round
 from artel.rewards import RewardPool
 from artel.tokens import StoreSplit, step_positions
 from artel.training.answer_writer import AnswerWriter
 from artel.training.drafts import Question
+from artel.training.round_summary import check_signal, has_signal, summarize
 from artel.training.run import Run
 
 
@@ -29,7 +29,7 @@ class Rounds:
 
     def __init__(self, run: Run, split: StoreSplit, pool: RewardPool | None) -> None:
         """`split`: the training split, whose samples are prompts. `pool`: None if answers are not scored."""
-        self._run = run
+        self._run, self._pool = run, pool
         self._writer = AnswerWriter(
             run.objective, split, run.strategy, run.world, pool, run.config.seed, run.trackers.show_progress
         )
@@ -46,9 +46,16 @@ class Rounds:
         number = step // steps
         if self._round is None or self._round.number != number:
             self._round = self._read_or_write(number)
-            if step == 0 and settings.is_scored and not any(map(_has_signal, self._round.groups().values())):
-                raise _no_signal_error(self._round)
+            if step == 0 and settings.is_scored:
+                groups = [*self._round.groups().values()]
+                check_signal(groups)
+                logger.info("first round: %s", summarize(groups).describe())
         run.objective.set_round(self._round, is_fresh=step % steps == 0, seconds=self._writer.seconds)
+
+    def close(self) -> None:
+        """End the processes of the rewards."""
+        if self._pool is not None:
+            self._pool.close()
 
     def _read_or_write(self, number: int) -> Round:
         run, steps = self._run, self._writer.settings.steps
@@ -89,32 +96,10 @@ class Rounds:
         settings = self._writer.settings
         groups = self._writer.write(questions, settings.answers)
         for attempt in range(1, settings.resample + 1):
-            positions = [position for position, group in enumerate(groups) if not _has_signal(group)]
+            positions = [position for position, group in enumerate(groups) if not has_signal(group)]
             if not positions:
                 break
             retries = [replace(questions[position], attempt=attempt) for position in positions]
             for position, group in zip(positions, self._writer.write(retries, settings.answers), strict=True):
                 groups[position] = group
         return groups
-
-
-def _has_signal(group: Sequence[Rollout]) -> bool:
-    rewards = {rollout.reward for rollout in group if rollout.reward is not None}
-    return len(rewards) > 1
-
-
-def _no_signal_error(round_: Round) -> InputError:
-    rewards = sorted({rollout.reward for rollout in round_.rollouts if rollout.reward is not None})
-    example = round_.rollouts[0]
-    count = len(round_.rollouts) // (1 + max(rollout.answer for rollout in round_.rollouts))
-    what = f"all answers to each of {count} prompts earned the same reward"
-    what += f" ({rewards[0]:g})" if len(rewards) == 1 else ""
-    failures = next((rollout.failures for rollout in round_.rollouts if rollout.failures), {})
-    if failures:
-        name, reason = next(iter(failures.items()))
-        what += f", and {name} failed: {reason}"
-    fix = (
-        "use easier prompts, more answers (policy.answers), a reward for parts of the answer, or train on examples "
-        f"first (objective: chat). An answer was: {example.text[:200]!r}"
-    )
-    return InputError.at("policy.rewards", what, fix)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -22,11 +23,12 @@ from artel.interrupts import exit_on_signal
 from artel.messages import logger, to_json
 from artel.models.compile import try_compiled
 from artel.models.flops import device_name, estimate_flops_per_token, peak_flops
-from artel.objectives import build_objective
+from artel.objectives import Objective, build_objective
 from artel.parallel import ParallelStrategy, World
 from artel.preparing import PreparedText
 from artel.storage import write_file
-from artel.tokens import PackedSamples, Samples, StoreSplit
+from artel.tokens import PackedSamples, Samples, StoreSplit, TokenStore
+from artel.training.answer_writer import open_round_rewards
 from artel.training.budget import Budget
 from artel.training.checkpoint.async_saver import Saver
 from artel.training.checkpoint.format import Progress, list_checkpoints, load_checkpoint
@@ -40,7 +42,7 @@ from artel.training.model_setup import set_up_model
 from artel.training.packing import AUTO, UNPACKED, choose_packing, may_unpack, with_packing
 from artel.training.prefetch import local_batches
 from artel.training.rank_file import mark_start
-from artel.training.reward_validation import RewardValidation, make_validation
+from artel.training.reward_validation import make_validation
 from artel.training.rounds import Rounds
 from artel.training.run import Run
 from artel.training.run_folder import RunFolder
@@ -83,14 +85,39 @@ def open_run(
 def _open_run(
     config: RunConfig, prepared: PreparedText, world: World, callbacks: Sequence[object], clock: Callable[[], float]
 ) -> tuple[Run, Validation]:
-    started, budget = clock(), config.train.budget
-    folder = RunFolder(Path(config.run))
-    store, tokenizer = prepared.open(), prepared.tokenizer()
-    objective = build_objective(config, tokenizer)
+    started = clock()
+    objective = build_objective(config, prepared.tokenizer())
     if config.checkpoint.best == "loss":
         checkpoint = config.checkpoint.model_copy(update={"best": objective.main_metric})
         config = config.model_copy(update={"checkpoint": checkpoint})
-    samples, validation = objective.dataset(store.train), make_validation(objective, store.validation, config, world)
+    store, rounds, pool = prepared.open(), objective.rounds, None
+    with ExitStack() as on_error:  # end the processes of rewards
+        if rounds is not None and rounds.is_scored:
+            pool = open_round_rewards(rounds, config.plugins)
+            on_error.callback(pool.close)
+        validation = make_validation(objective, store.validation, config, world, pool)
+        on_error.callback(validation.close)
+        run = _create_run(config, store, objective, validation, world, callbacks, clock, started)
+        on_error.pop_all()
+    if rounds is not None:
+        run.rounds = Rounds(run, store.train, pool)
+    return run, validation
+
+
+def _create_run(
+    config: RunConfig,
+    store: TokenStore,
+    objective: Objective,
+    validation: Validation,
+    world: World,
+    callbacks: Sequence[object],
+    clock: Callable[[], float],
+    started: float,
+) -> Run:
+    """Return the run with its model, restored from its newest checkpoint if there is one."""
+    budget, tokenizer = config.train.budget, objective.tokenizer
+    folder = RunFolder(Path(config.run))
+    samples = objective.dataset(store.train)
     _check_blocks(samples, store.train, validation, config)
     objective.fit_statistics(store.train)
     length = run_length(config, samples, store.train)
@@ -175,14 +202,11 @@ def _open_run(
         clock=clock,
         started=started,
     )
-    if objective.rounds is not None:
-        pool = validation.pool if isinstance(validation, RewardValidation) else None
-        run.rounds = Rounds(run, store.train, pool)
     if world.first:
         _record_start(run, model.chosen)
     if model.compiled and not run.finished:
         _compile_layers(run)
-    return run, validation
+    return run
 
 
 def _check_same_step(progress: Progress, strategy: ParallelStrategy, world: World) -> None:

@@ -116,10 +116,14 @@ def _interval_notes(config: RunConfig, steps: int, length: Length | None) -> Ite
 
 
 def _validation_notes(config: RunConfig) -> Iterator[str]:
+    if _is_set(config.validate_, "answers") and not config.validate_.rewards:
+        yield "validate.answers has no effect without validate.rewards"
     if not _has_validation(config):
         if config.validate_.prompts:
             yield "validate.prompts are continued only before the first step, since there is no validation"
-        elif _is_set(config.validate_, "every") and config.validate_.every != Interval():
+        if config.validate_.rewards:
+            yield "validate.rewards have no effect: no text is held out for validation (data.validation: 0)"
+        if not config.validate_.prompts and _is_set(config.validate_, "every") and config.validate_.every != Interval():
             yield "validate.every has no effect: no text is held out for validation (data.validation: 0)"
         needs_validation = [("checkpoint.best", config.checkpoint), ("validate.patience", config.validate_)]
         for name, section in needs_validation if not config.validate_.tasks else []:

@@ -13,6 +13,10 @@ from artel.config.schema.quantities import Number
 from artel.config.schema.registered import NamingSection, RewardName
 from artel.registry import REWARDS
 
+REWARD_SECONDS = 60.0
+"""Default time limit of a reward for an answer."""
+REWARD_BYTES = 2**32
+"""Default memory limit of a process that computes rewards."""
 _EXAMPLES = "for example rewards.py:my_function, or {equals: {column: answer}, weight: 2}"
 
 

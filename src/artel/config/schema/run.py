@@ -53,6 +53,7 @@ from artel.config.schema.registered import (
     StrategyName,
     TrackerName,
 )
+from artel.config.schema.rewards import RewardTerm
 from artel.config.schema.tokenizer import TokenizerConfig
 from artel.messages import logger
 from artel.plugins import load_plugin
@@ -192,6 +193,12 @@ class ValidateConfig(Section):
         "saved in samples.jsonl.",
     )
     new_tokens: Length = runtime_only(60, "Tokens to generate per prompt.", ge=1)
+    rewards: list[RewardTerm] = runtime_only(
+        [],
+        "chat, seq2seq, policy: what scores an answer to each validation prompt, as in policy.rewards. The mean is the "
+        "metric reward.",
+    )
+    answers: Count = runtime_only(200, "rewards: maximum number of validation prompts that the model answers.", ge=1)
     tasks: list[Name] = runtime_only(
         [],
         "Tasks of lm-evaluation-harness (e.g. piqa) or custom YAML files (e.g. counting.yaml) whose metrics are logged "

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -35,13 +35,16 @@ class CallTurn:
     """The message before the turn."""
 
 
-def conversation_reference(conversation: Conversation) -> dict[str, Any] | None:
-    """Return the reference that a store keeps for a held-out conversation; None for one without tools.
+def has_tools(messages: Iterable[Message], tools: Tools) -> bool:
+    """True if a conversation has tools, or calls of tools."""
+    return bool(tools) or any(message.tool_calls for message in messages)
+
+
+def conversation_reference(conversation: Conversation) -> dict[str, Any]:
+    """Return the reference that a store keeps for a held-out conversation.
 
     The conversation is JSON within JSON, because arguments may be numbers that do not fit the JSON of a store.
     """
-    if not conversation.tools and not any(message.tool_calls for message in conversation.messages):
-        return None
     return {"conversation": dump_conversation(conversation.messages, conversation.tools)}
 
 
@@ -60,20 +63,27 @@ def load_conversation(stored: str) -> tuple[list[Message], Tools]:
     return messages, tuple(fields["tools"])
 
 
+def read_conversations(references: Iterable[dict[str, Any]]) -> Iterator[tuple[list[Message], Tools]]:
+    """Yield the messages and tools of stored conversations."""
+    for reference in references:
+        if "conversation" not in reference:  # a prompt without an answer (objective: policy)
+            continue
+        yield load_conversation(reference["conversation"])
+
+
 def call_turns(
     references: Iterable[dict[str, Any]], prompt: Callable[[Sequence[Message], Tools], list[int]], max_turns: int
 ) -> tuple[list[CallTurn], int]:
-    """Return the first `max_turns` assistant turns in stored conversations, and the number of skipped turns.
+    """Return the first `max_turns` assistant turns in stored conversations with tools, and the number of skipped turns.
 
     `prompt` returns the ids that the model reads before a turn. Turns without a prompt (ConversationError) are skipped.
     Turns before the first user or tool message, and turns that the data exclude from training, do not count.
     """
     turns: list[CallTurn] = []
     num_skipped = 0
-    for reference in references:
-        if "conversation" not in reference:  # a prompt without an answer (objective: policy)
+    for messages, tools in read_conversations(references):
+        if not has_tools(messages, tools):
             continue
-        messages, tools = load_conversation(reference["conversation"])
         for index, answer in enumerate(messages):
             if len(turns) == max_turns:
                 return turns, num_skipped

@@ -17,6 +17,7 @@ from artel.config import RunConfig
 from artel.errors import Problem
 from artel.generation import GenerationPrompt
 from artel.objectives.base import Objective
+from artel.objectives.decoding import writing_problems
 from artel.objectives.hooks import RoundSettings
 from artel.objectives.length_groups import as_tensors
 from artel.objectives.rollouts import Rollout, Round
@@ -42,7 +43,7 @@ class OnPolicy(Objective):
 
     @classmethod
     def problems(cls, config: RunConfig) -> list[Problem]:
-        return [*super().problems(config), *cls.round_problems(config)]
+        return [*super().problems(config), *writing_problems(config)]
 
     # Rounds
 

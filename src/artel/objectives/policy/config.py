@@ -10,6 +10,7 @@ from pydantic import Field, field_validator, model_validator
 
 from artel.config import Count, Number, RewardTerm, Section
 from artel.config.schema.quantities import Bytes, Length, Seconds
+from artel.config.schema.rewards import REWARD_BYTES, REWARD_SECONDS
 from artel.rewards.function import check_name
 
 if TYPE_CHECKING:
@@ -100,12 +101,12 @@ class PolicyConfig(Section):
         default=[], description="What scores an answer: the sum of these rewards, each times its weight."
     )
     reward_timeout: Seconds = Field(
-        default=60.0,
+        default=REWARD_SECONDS,
         gt=0,
         description="Time limit of a reward function for an answer, of a tool, and of an environment's step.",
     )
     reward_memory: Bytes = Field(
-        default=2**32, gt=0, description="Memory limit of a process that runs rewards, tools and environments."
+        default=REWARD_BYTES, gt=0, description="Memory limit of a process that runs rewards, tools and environments."
     )
     tools: str | None = Field(
         default=None, description="Python file with functions that the model may call in its answers."

@@ -26,7 +26,7 @@ from artel.objectives.conversation.calls import dump_conversation, load_conversa
 from artel.objectives.conversation.dialogue import Dialogue
 from artel.objectives.conversation.frame import ConversationError
 from artel.objectives.conversation.writer import ConversationWriter
-from artel.objectives.decoding import Decoding
+from artel.objectives.decoding import Decoding, writing_problems
 from artel.objectives.hooks import RoundSettings, Teacher, TeacherCall
 from artel.objectives.policy.config import PolicyConfig
 from artel.objectives.rollouts import Rollout, Round, Segment
@@ -56,6 +56,7 @@ class PolicyOptimization(Objective):
     section = "policy"
     decided_by_records = ("form",)
     generates = True
+    has_answers = True
     scores_answers = True
     sums = ("loss", "targets", "tokens", "answers", "clipped_low", "clipped_high", "kl", "difference", "fresh_tokens")
     metric_directions = directions(lower=[], higher=["reward"])
@@ -93,7 +94,7 @@ class PolicyOptimization(Objective):
             key, other = ("policy.kl", "policy.kl: 0") if policy.kl > 0 else ("policy.preset", "another preset")
             what = "the loss compares with the model before training, but a model from scratch has learned nothing"
             problems.append(Problem(key, what, f"write model: {{from: FOLDER}}, or {other}"))
-        problems += cls.round_problems(config)
+        problems += writing_problems(config)
         if config.parallel.context > 1:
             problems.append(
                 Problem("parallel.context", "answers to a prompt share a row, which is not split", "write 1")

@@ -1,0 +1,73 @@
+"""The numbers that tell if a model can learn from the answers of a round, and the error if it cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from artel.errors import InputError
+from artel.objectives.rollouts import Rollout
+
+
+@dataclass(frozen=True, slots=True)
+class RoundSummary:
+    """Statistics of the answers to several prompts. Rewards are NaN if no answer has one."""
+
+    prompts: int
+    answers: int
+    """Number of answers to all prompts."""
+    reward: float
+    """Mean reward."""
+    deviation: float
+    """Standard deviation of the rewards of all answers."""
+    signal: float
+    """Fraction of prompts whose answers have different rewards."""
+    cut_off: float
+    """Fraction of answers that reached the maximum length."""
+
+    def describe(self) -> str:
+        return (
+            f"{self.prompts:,} prompts, {self.answers:,} answers: reward {self.reward:.4g} on average, "
+            f"{self.deviation:.4g} standard deviation; different rewards in {self.signal:.0%} of the prompts; "
+            f"{self.cut_off:.0%} of the answers cut off"
+        )
+
+
+def summarize(groups: Sequence[Sequence[Rollout]]) -> RoundSummary:
+    """Summarize the answers to each prompt."""
+    rollouts = [rollout for group in groups for rollout in group]
+    rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None] or [np.nan]
+    return RoundSummary(
+        prompts=len(groups),
+        answers=len(rollouts),
+        reward=float(np.mean(rewards)),
+        deviation=float(np.std(rewards)),
+        signal=float(np.mean([has_signal(group) for group in groups])),
+        cut_off=float(np.mean([rollout.cut_off for rollout in rollouts])),
+    )
+
+
+def has_signal(group: Sequence[Rollout]) -> bool:
+    """True if the answers to a prompt have different rewards. Only then can a model learn from them."""
+    return len({rollout.reward for rollout in group if rollout.reward is not None}) > 1
+
+
+def check_signal(groups: Sequence[Sequence[Rollout]]) -> None:
+    """Raise InputError if the answers to no prompt have different rewards."""
+    if any(map(has_signal, groups)):
+        return
+    rollouts = [rollout for group in groups for rollout in group]
+    rewards = sorted({rollout.reward for rollout in rollouts if rollout.reward is not None})
+    what = f"all answers to each of {len(groups)} prompts earned the same reward"
+    what += f" ({rewards[0]:g})" if len(rewards) == 1 else ""
+    failures = next((rollout.failures for rollout in rollouts if rollout.failures), {})
+    if failures:
+        name, reason = next(iter(failures.items()))
+        what += f", and {name} failed: {reason}"
+    fix = (
+        "use easier prompts, more answers (policy.answers), a reward for parts of the answer, or train on examples "
+        f"first (objective: chat). An answer was: {rollouts[0].text[:200]!r}"
+    )
+    raise InputError.at("policy.rewards", what, fix)
