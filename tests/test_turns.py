@@ -23,8 +23,7 @@ from artel.tokens import Rows, train_tokenizer
 from artel.tokens.tokenizer.chat_template import CHATML, render
 from support.chat_models import MARKS, llama, saved, trained_tokenizer
 from support.chat_templates import FAMILIES
-from support.runs import artel, assert_same_models, merged, metrics, start, succeed, torchrun, write_run
-from test_rounds import read_rollouts
+from support.runs import artel, assert_same_models, merged, metrics, read_rollouts, start, succeed, torchrun, write_run
 
 ROOT = Path(__file__).resolve().parents[1]
 FUNCTIONS = '''

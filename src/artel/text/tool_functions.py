@@ -100,7 +100,7 @@ def _read_json(path: Path) -> Tools:
 
 def _import_functions(path: Path) -> dict[str, Callable[..., Any]]:
     module = import_user_file(path)
-    functions = {
+    functions: dict[str, Callable[..., Any]] = {
         name: value
         for name, value in vars(module).items()
         if inspect.isfunction(value) and value.__module__ == module.__name__ and not name.startswith("_")
