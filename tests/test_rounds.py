@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-import zstandard
 
 from support import WORKERS
 from support.ranks import run_ranks
@@ -22,6 +21,7 @@ from support.runs import (
     losses,
     merged,
     metrics,
+    read_rollouts,
     refused,
     start,
     succeed,
@@ -87,12 +87,6 @@ POLICY = merged(
 
 def policy_run(folder, name="run", policy=None, **changes):
     return write_run(folder / f"{name}.yaml", merged(POLICY, {"policy": policy or {}} | changes))
-
-
-def read_rollouts(folder):
-    files = sorted((folder / "rollouts").iterdir())
-    lines = [zstandard.ZstdDecompressor().decompress(file.read_bytes()).splitlines() for file in files]
-    return [[json.loads(line) for line in round_lines] for round_lines in lines]
 
 
 def test_each_prompt_is_learned_once_and_writer_and_learner_agree(folder):

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+import zstandard
 
 from support.forks import run_forked
 from support.waiting import LIMIT, wait_until
@@ -123,6 +124,13 @@ def torchrun(processes: int, *arguments: str, timeout: float = LIMIT, **env: str
 
 def metrics(folder: Path) -> list[dict]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def read_rollouts(folder: Path) -> list[list[dict]]:
+    """The answers of each round."""
+    files = sorted((folder / "rollouts").iterdir())
+    lines = [zstandard.ZstdDecompressor().decompress(file.read_bytes()).splitlines() for file in files]
+    return [[json.loads(line) for line in round_lines] for round_lines in lines]
 
 
 def losses(folder: Path) -> dict[int, tuple[float, float]]:

@@ -28,6 +28,7 @@ class Dialogue:
     def __init__(self, writer: ConversationWriter, prompt: Sequence[Message], tools: Tools) -> None:
         self._writer, self._tools = writer, tools
         self._messages = list(prompt)
+        self._reply = ""  # the last one, as the model wrote it
         self.turns: list[dict[str, Any]] = []
         """The messages after the prompt, as rewards and the round's file have them."""
 
@@ -46,6 +47,7 @@ class Dialogue:
 
     def add_reply(self, text: str) -> tuple[ToolCall, ...]:
         """Add a reply of the model. Return its calls."""
+        self._reply = text
         content, calls = read_calls(text, self._tools) if self._tools else (text, ())
         self._record([Message("assistant", content, tool_calls=calls)])
         thought, content = split_thought(content)
@@ -68,7 +70,7 @@ class Dialogue:
         """
         last = max(index for index, message in enumerate(self._messages) if message.role == "assistant")
         messages, added = self._messages[: last + 1], self._messages[last + 1 :]
-        ids = self._writer.continuation(messages, added, self._tools, end)
+        ids = self._writer.continuation(messages, added, self._tools, self._reply, end)
         if ids is not None:
             return NextPrompt(ids)
         return NextPrompt(self._writer.prompt_ids(self._messages, self._tools), restarts=True)

@@ -59,29 +59,36 @@ class ConversationWriter:
         return next(self._tokenizer.encode_with_offsets([text], control=True)).ids.tolist()
 
     def continuation(
-        self, messages: Sequence[Message], added: Sequence[Message], tools: Tools, end: tuple[int, str]
+        self, messages: Sequence[Message], added: Sequence[Message], tools: Tools, reply: str, end: tuple[int, str]
     ) -> list[int] | None:
         """Return the ids between a reply and the next one: what the template writes for the messages `added`.
 
-        `messages` end with the reply. `end`: the last token and the text with which the model ended it. None if the
-        template changes what comes before, as those do that drop earlier thoughts, or ends a reply with another token.
+        `messages` end with the reply. `reply`: its text as the model wrote it. `end`: the last token, and the text with
+        which the model ended it. None if the template changes what comes before, as those do that drop earlier
+        thoughts, or ends a reply with another token.
 
         Raise ConversationError if the template rejects the conversation.
         """
-        text = self._turns.prompt([*messages, *added], tools)
-        try:
-            rendered = self._turns.write(messages, tools)
-        except ConversationError:  # the reply cannot be located: it has markers of the template, for example
-            return None
-        turn = rendered.turns[-1]
-        written = rendered.text[: turn.end]
-        if not (written.startswith(self._turns.prompt(messages[:-1], tools)) and text.startswith(written)):
-            return None
+        text, prompt = self._turns.prompt([*messages, *added], tools), self._turns.prompt(messages[:-1], tools)
         end_id, end_text = end
-        is_written = written.endswith(end_text) or (not turn.is_closed and end_id == rendered.open_end)
-        if not is_written and not text.startswith(end_text, turn.end):
-            return None
-        start = turn.end + (0 if is_written else len(end_text))
+        start = len(prompt + reply + end_text)
+        if not text.startswith(prompt + reply + end_text):  # the template may write calls with other spaces
+            try:
+                rendered = self._turns.write(messages, tools)
+            except ConversationError:  # the reply cannot be located: it has markers of the template, for example
+                return None
+            turn = rendered.turns[-1]
+            written = rendered.text[: turn.end]
+            if not (written.startswith(prompt) and text.startswith(written)):
+                return None
+            if turn.is_closed and written.endswith(end_text):
+                start = turn.end
+            elif text.startswith(end_text, turn.end):  # the end is the beginning of the next turn: GLM's <|user|>
+                start = turn.end + len(end_text)
+            elif not turn.is_closed and end_id == rendered.open_end:
+                start = turn.end
+            else:
+                return None
         return next(self._tokenizer.encode_continuations([text[start:]])).ids.tolist()
 
     def sample(self, messages: Sequence[Message], learned: set[int], tools: Tools = ()) -> Sample:
