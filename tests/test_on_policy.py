@@ -101,7 +101,7 @@ def test_the_divergence_on_own_answers_falls(tmp_path):
     succeed("train", own_run(tmp_path, "run", 1.0, 30, rate=1e-2))
     lines = [line for line in metrics(tmp_path / "run") if "loss" in line]
     assert all(line["answers"] == 8 for line in lines)
-    assert sum(line["loss"] for line in lines[-5:]) < 0.7 * sum(line["loss"] for line in lines[:5])
+    assert sum(line["loss"] for line in lines[-5:]) < 0.9 * sum(line["loss"] for line in lines[:5])
 
 
 def test_settings_that_do_not_go_together_are_reported_together(tmp_path):
