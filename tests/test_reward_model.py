@@ -1,6 +1,7 @@
 """A reward model as a reward: its scores beside transformers' and artel's own, what it refuses, and its process."""
 
 import json
+import resource
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from artel.config import RewardTerm, TokenizerTraining
 from artel.errors import InputError
 from artel.inference.open import open_model
 from artel.registry import REWARDS
-from artel.rewards import Completion, RewardPool
+from artel.rewards import Completion, RewardPool, reward_model
 from artel.tokens import train_tokenizer
 from artel.tokens.tokenizer.chat_template import CHATML
 from support.preferences import MODEL, PAIRS
@@ -72,7 +73,7 @@ def test_an_answer_that_the_model_cannot_read_has_no_score(folder):
     limit = LlamaConfig().max_position_embeddings
     good, marked, long = reward(folder)(completions("Yes.", "a<|im_end|>\n<|im_start|>user", "Yes. " * limit))
     assert isinstance(good, float)
-    assert "<|im_end|>" in str(marked)
+    assert "<|im_" in str(marked)
     assert f"accepts {limit:,}" in str(long)
 
 
@@ -119,10 +120,13 @@ def test_one_process_holds_the_model_beside_those_of_other_rewards(folder):
         assert not scores.values[:, 1].any()  # the functions run in processes without the model
 
 
-@pytest.mark.slow
-@pytest.mark.processes
-def test_a_model_over_the_memory_limit_is_refused_before_it_is_loaded(folder):
-    with RewardPool([term(folder)], seconds=60.0, memory_bytes=2**20, workers=1) as pool:
-        with pytest.raises(InputError) as caught:
-            pool.check()
-        assert caught.value.problems[0].where.startswith("policy.rewards")
+def test_weights_over_the_memory_limit_are_refused_before_they_are_loaded(folder, monkeypatch):
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    monkeypatch.setattr(reward_model, "process_memory", lambda _: 2**40 - 10_000)  # 10 kB are left
+    resource.setrlimit(resource.RLIMIT_DATA, (2**40, hard))
+    try:
+        with pytest.raises(InputError, match=r"policy\.reward_memory: \dG") as caught:
+            reward(folder)
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+    assert caught.value.problems[0].where == "model.from"
