@@ -7,6 +7,7 @@ and it records which prompts were used, and when. It is written when the round i
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -48,6 +49,8 @@ class Rollout:
     """Weighted sum of the rewards; None if there are none."""
     failures: dict[str, str]
     """The reason of each function that failed on this answer."""
+    prompt: str = ""
+    """Text of `prompt_ids`, for people."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +84,22 @@ def round_file(folder: Path, number: int) -> Path:
     return folder / f"{number:06d}.jsonl.zst"
 
 
+def list_rounds(folder: Path) -> list[int]:
+    """Return the numbers of the rounds that are written, in order."""
+    names = (re.fullmatch(r"(\d{6,})\.jsonl\.zst", file.name) for file in folder.glob("*.zst"))
+    return sorted(int(name[1]) for name in names if name)
+
+
+def load_round(folder: Path, number: int) -> Round:
+    """Return a round that is written. Raise InputError if its file is damaged, OSError if it cannot be read."""
+    file = round_file(folder, number)
+    try:
+        lines = zstandard.ZstdDecompressor().decompress(file.read_bytes(), allow_extra_data=False).splitlines()
+        return Round(number, tuple(Rollout(**orjson.loads(line)) for line in lines))
+    except (zstandard.ZstdError, ValueError, TypeError) as error:
+        raise InputError.at(str(file), f"is damaged: {error}", "restore a copy of it") from None
+
+
 def read_round(folder: Path, number: int, prompts: Mapping[int, Sequence[int]]) -> Round | None:
     """Return a round, or None if it is not written yet. Raise InputError if its file is damaged or from another run.
 
@@ -89,12 +108,9 @@ def read_round(folder: Path, number: int, prompts: Mapping[int, Sequence[int]]) 
     file = round_file(folder, number)
     if not file.is_file():
         return None
-    try:
-        lines = zstandard.ZstdDecompressor().decompress(file.read_bytes(), allow_extra_data=False).splitlines()
-        rollouts = tuple(Rollout(**orjson.loads(line)) for line in lines)
-    except (zstandard.ZstdError, ValueError, TypeError) as error:
-        raise InputError.at(str(file), f"is damaged: {error}", "restore a copy of it") from None
+    round_ = load_round(folder, number)
+    rollouts = round_.rollouts
     if [(rollout.number, rollout.prompt_ids) for rollout in rollouts if rollout.answer == 0] != list(prompts.items()):
         what = "has other prompts than this run has in this round"
         raise InputError.at(str(file), what, "restore the file that this run has written, or start over with --restart")
-    return Round(number, rollouts)
+    return round_

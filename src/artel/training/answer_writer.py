@@ -21,7 +21,7 @@ from artel.rewards import Completion, RewardPool
 from artel.tokens import StoreSplit
 from artel.training.heartbeat import heartbeat
 
-_MAX_REWARD_PROCESSES = 4
+MAX_REWARD_PROCESSES = 4
 """Maximum number of reward processes per process of the run."""
 
 
@@ -127,6 +127,7 @@ class AnswerWriter:
         groups, position = [], 0
         for question, group in zip(questions, sampled, strict=True):
             ids = self.split.sample(question.index).ids.tolist()
+            prompt = self.objective.tokenizer.decode(ids)
             rollouts = []
             for index, answer in enumerate(group):
                 rewards = dict(zip(scores.names, map(_nan_to_none, scores.values[position]), strict=True))
@@ -136,6 +137,7 @@ class AnswerWriter:
                         attempt=question.attempt, seed=self._seed(question, index), prompt_ids=ids, ids=answer.ids,
                         log_probs=answer.log_probs, text=answer.text, cut_off=answer.cut_off, rewards=rewards,
                         reward=_nan_to_none(scores.totals[position]), failures=failures.get(position, {}),
+                        prompt=prompt,
                     )
                 )  # fmt: skip
                 position += 1
@@ -154,7 +156,7 @@ def open_rewards(settings: RoundSettings, plugins: Sequence[str]) -> RewardPool:
         plugins=plugins,
         seconds=settings.reward_seconds,
         memory_bytes=settings.reward_bytes,
-        workers=min(_MAX_REWARD_PROCESSES, usable_cores()),
+        workers=min(MAX_REWARD_PROCESSES, usable_cores()),
     )
     logger.info("starting the reward functions: %s", ", ".join(pool.names))
     pool.check()

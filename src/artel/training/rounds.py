@@ -42,6 +42,7 @@ class Rounds:
         number = step // steps
         if self._round is None or self._round.number != number:
             self._round = self._read_or_write(number)
+            run.trackers.doing = ""
             if step == 0 and not any(map(_has_signal, self._round.groups().values())):
                 raise _no_signal_error(self._round)
         run.objective.set_round(self._round, is_fresh=step % steps == 0, seconds=self._writer.seconds)
