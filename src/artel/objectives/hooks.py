@@ -313,6 +313,10 @@ class RoundHooks:
         """The settings of its rounds; None if it learns from stored samples."""
         return None
 
+    def assume_answer_length(self, tokens: int | None) -> None:  # if it has `rounds`
+        """Give prompts without a round answers of this length in batches; None: of the maximum length. For plans."""
+        raise NotImplementedError
+
     def round_prompt(self, model: PreTrainedModel, ids: list[int]) -> GenerationPrompt:  # if it has `rounds`
         """Return the prompt that the model answers, from the ids of a sample."""
         raise NotImplementedError
