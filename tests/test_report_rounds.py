@@ -114,7 +114,7 @@ def test_watch_shows_the_best_and_the_worst_answer(tmp_path):
     with console.capture() as captured:
         console.print(render_screen(read_run(folder), 200))
     lines = captured.get().splitlines()
-    assert any("reward 12.6" in line and "signal 100%" in line and "validation 0.4000" in line for line in lines)
+    assert any("reward 12.7714 ± " in line and "signal 100%" in line and "validation 0.4000" in line for line in lines)
     best, worst = (next(line for line in lines if line.startswith(title)) for title in ("best", "worst"))
     assert best.split()[1:4] == ["20.3", "answer", "15.3</td><script>alert(1)</script>\\x1b[2J\\u202e"]
     assert worst.split()[1] == "5.1"

@@ -95,7 +95,10 @@ def load_round(folder: Path, number: int) -> Round:
     file = round_file(folder, number)
     try:
         lines = zstandard.ZstdDecompressor().decompress(file.read_bytes(), allow_extra_data=False).splitlines()
-        return Round(number, tuple(Rollout(**orjson.loads(line)) for line in lines))
+        rollouts = tuple(Rollout(**orjson.loads(line)) for line in lines)
+        if not rollouts:
+            raise ValueError("it has no answers")
+        return Round(number, rollouts)
     except (zstandard.ZstdError, ValueError, TypeError) as error:
         raise InputError.at(str(file), f"is damaged: {error}", "restore a copy of it") from None
 

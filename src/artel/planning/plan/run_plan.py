@@ -36,8 +36,8 @@ from artel.training.micro_batch import enough_rows, sizes_to_try
 from artel.training.model_setup import check_layout
 
 GIB = 2**30
-WRITING, SCORING = "writing", "scoring"
-"""Kinds of a step's time in which a round is made."""
+WRITING, SCORING, LEARNING = "writing", "scoring", "learning"
+"""Parts of the time of a round. The first two are kinds of a step's time."""
 TIGHT = 0.9
 """Fraction of the memory above which a plan is tight. The search for a micro-batch leaves the same margin."""
 
@@ -156,14 +156,14 @@ class Plan:
     def _round_json(self) -> dict[str, Any] | None:
         if self.round is None:
             return None
-        seconds = dict.fromkeys((WRITING, SCORING), None) if self.step is None else self.round_seconds
+        unknown: dict[str, float | None] = dict.fromkeys((WRITING, SCORING, LEARNING))
         return {
             "prompts": self.round.prompts,
             "answers": self.round.answers,
             "tokens": round(self.round.tokens),
             "tokens_per_answer": round(self.round.mean_length, 1),
             "lengths_of_round": self.round.from_round,
-            "seconds": seconds,
+            "seconds": unknown | self.round_seconds,
         }
 
     @property
@@ -174,7 +174,7 @@ class Plan:
         by_kind, steps = self.step.by_kind, self.round.settings.steps
         parts = {kind: by_kind[kind] * steps if kind in by_kind else None for kind in (WRITING, SCORING)}
         rest = sum(seconds for kind, seconds in by_kind.items() if kind not in parts)
-        return parts | {"learning": rest * steps}
+        return parts | {LEARNING: rest * steps}
 
 
 PlannedText = tuple[PlannedData, PlannedLength | None]
@@ -337,7 +337,9 @@ def _build_plan(
     model = outline.build(precision)
     step = _predict_step_time(config, hardware, ranks, model, world_size, on_host, num_micro_batches)
     if round_ is not None and average is not None:
-        step = step and _add_round(step, round_, ranks[0], model, data.tokenizer.vocabulary, on_host, hardware)
+        step = step and _add_round(
+            step, round_, ranks[0], model, data.tokenizer.vocabulary, on_host, world_size, hardware
+        )
         if length is not None:  # its tokens are those of the prompts alone
             length = replace(length, tokens=length.steps * average.tokens)
     return Plan(
@@ -367,14 +369,14 @@ def _add_round(
     model: Any,
     vocabulary: int,
     on_host: int,
+    world_size: int,
     hardware: Hardware,
 ) -> StepTime:
     """Add the time in which a round is written and scored, divided among its steps, as far as it is known."""
     rates = read_rates(on_host, torch.device("cpu")) if hardware.shares_memory else None
-    seconds = {} if round_.scoring_seconds is None else {SCORING: round_.scoring_seconds}
+    seconds: dict[str, float] = {} if round_.scoring_seconds is None else {SCORING: round_.scoring_seconds}
     if rates is not None and rank.writing_operations:
-        ranks = hardware.world_size if not hardware.shares_memory else on_host * hardware.nodes
-        seconds[WRITING] = round_.writing_seconds(rank.writing_operations, model, vocabulary, rates, ranks)
+        seconds[WRITING] = round_.writing_seconds(rank.writing_operations, model, vocabulary, rates, world_size)
     by_kind = {kind: value / round_.settings.steps for kind, value in seconds.items()}
     total = step.seconds.mid + sum(by_kind.values())
     return replace(step, seconds=step.seconds.scaled(total / step.seconds.mid), by_kind=step.by_kind | by_kind)
