@@ -62,7 +62,8 @@ def process(tmp_path):
     folder = RunFolder(tmp_path / "run")
     claim_folder(folder.path)
     world = SimpleNamespace(rank=0, size=1, first=True, device=torch.device("cpu"), barrier=lambda: None)
-    return SimpleNamespace(folder=folder, world=world, step=7)
+    trackers = SimpleNamespace(doing="writing answers")
+    return SimpleNamespace(folder=folder, world=world, step=7, trackers=trackers)
 
 
 def written(process) -> dict:
@@ -89,6 +90,7 @@ def test_how_a_process_ends_is_written(process, error, state, message):
         if error is not None:
             raise error
     assert (written(process)["state"], written(process)["message"], written(process)["step"]) == (state, message, 9)
+    assert written(process)["doing"] == "writing answers"
 
 
 @pytest.mark.parametrize(

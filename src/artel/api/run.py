@@ -201,17 +201,18 @@ def _plot_metrics(run: RunData) -> Figure:
     titles = [plot.title for plot in plots]
     figure = make_subplots(len(plots), 1, subplot_titles=titles, shared_xaxes=True, vertical_spacing=0.2 / len(plots))
     for row, plot in enumerate(plots, 1):
-        for _, curve, is_validation, label in plot.curves:
-            style = "lines+markers" if is_validation else "lines"
-            color = _VALIDATION_COLOR if is_validation else _TRAINING_COLOR
-            is_first = label not in {trace.name for trace in figure.data}
+        for trace in plot.curves:
+            style = "lines+markers" if trace.is_validation else "lines"
+            color = _VALIDATION_COLOR if trace.is_validation else _TRAINING_COLOR
+            line = {"color": color} if len(plot.curves) <= 2 else {}  # plotly's colors tell many curves apart
+            is_first = trace.label not in {drawn.name for drawn in figure.data}
             curve_line = Scatter(
-                x=curve.step.astype(int), y=curve.value, name=label, mode=style, line={"color": color},
-                legendgroup=label, showlegend=is_first,
+                x=trace.curve.step.astype(int), y=trace.curve.value, name=trace.label, mode=style, line=line,
+                legendgroup=trace.label, showlegend=is_first,
             )  # fmt: skip
             figure.add_trace(curve_line, row, 1)
         name = plot.metric.replace("_", " ")  # tokens per second, which the title calls speed
-        if name != plot.title.lower():
+        if name != plot.title.lower() and plot.metric in {**run.curves.training, **run.curves.validation}:
             figure.update_yaxes(title_text=name, row=row)
     figure.update_xaxes(title_text="step", row=len(plots))
     return figure.update_layout(height=_PLOT_PIXELS * len(plots), title_text=str(run.folder))

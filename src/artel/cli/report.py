@@ -12,6 +12,9 @@ import typer
 from artel.cli.common import AsJson, print_json, print_status
 from artel.launching.quiet_libraries import quiet_libraries
 
+_ANSWER_WIDTH = 100
+"""Characters of an answer in the terminal."""
+
 
 def report(
     folders: Annotated[list[str], typer.Argument(metavar="RUN...", help="Folders of one or more runs.")],
@@ -67,21 +70,28 @@ def watch(
 
 
 def _show_in_terminal(folder: str) -> dict[str, Any]:
-    from artel.reports.curves import read_curves
+    from artel.reports.curves import Curves, read_curves
     from artel.reports.details import detail_lines, read_details
+    from artel.reports.rounds import RoundsReader, answer_lines, describe_round
     from artel.reports.run_data import read_status
-    from artel.reports.terminal import loss_curve
+    from artel.reports.terminal import draw_curve
     from artel.training.comparison import choice_comparison, read_choice
     from artel.training.run_folder import RunFolder
 
     run_folder = RunFolder(Path(folder))
-    curves = read_curves(run_folder.metrics)
-    print_status(*loss_curve(curves))
+    _, rounds = RoundsReader(run_folder.rollouts).read()
+    status = read_status(run_folder, Curves())
+    has_begun = status.state not in ("not begun", "unknown")
+    curves = Curves() if has_begun and not run_folder.metrics.exists() else read_curves(run_folder.metrics)
+    print_status(*draw_curve(curves, "reward" if rounds else "loss"))
     status = read_status(run_folder, curves)
     if status.state != "complete":
         state = {"unknown": "not complete"}.get(status.state, status.state)
+        doing = f", {status.doing}" if status.doing else ""
         hint = "" if state == "running" else f"; artel train {shlex.quote(folder)} resumes"
-        print_status(f"{folder}: {state} at step {status.step:,}{hint}")
+        print_status(f"{folder}: {state} at step {status.step:,}{doing}{hint}")
+    if rounds:
+        print_status(describe_round(rounds[0]), *answer_lines(rounds[0], _ANSWER_WIDTH))
     if curves.newest_validation:
         metrics = curves.newest_validation.items()
         scores = " · ".join(f"{name} {'NaN' if value is None else f'{value:.4f}'}" for name, value in metrics)

@@ -24,7 +24,7 @@ from artel.generation.text_stream import TextStream
 from artel.models.loading.structure import position_limit
 from artel.tokens import Tokenizer
 
-_CONCURRENT = 64
+CONCURRENT_ANSWERS = 64
 """Number of concurrent answers. Fixed: with another number, matrix products would round differently, and a round
 that is written again after a kill would differ in the last bits."""
 
@@ -77,7 +77,7 @@ def sample_answers(
     was_training = model.training
     try:
         if together:
-            engine = make_engine(model, tokenizer, _CONCURRENT, min(context, position_limit(model) or context))
+            engine = make_engine(model, tokenizer, CONCURRENT_ANSWERS, min(context, position_limit(model) or context))
         else:
             engine = SequentialEngine(model.eval(), tokenizer, "")
         with closing(engine):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from transformers import PreTrainedModel
@@ -129,10 +129,23 @@ def concurrent_requests(model: PreTrainedModel) -> int:
     return next((count for count in (_MAX_REQUESTS, _MAX_REQUESTS // 2) if rows >= count), DEFAULT_REQUESTS)
 
 
+def key_value_bytes(model: PreTrainedModel) -> int:
+    """Return the bytes of the keys and values of a token in all layers."""
+    config: Any = model.config.get_text_config()
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return int(2 * config.num_hidden_layers * heads * size * model.dtype.itemsize)
+
+
+def fitting_cache_tokens(free: int, token_bytes: int) -> int:
+    """Return the number of tokens whose keys and values fit in the cache, with `free` bytes of memory."""
+    return int(free * _MEMORY_FRACTION / token_bytes)
+
+
 def tokens_in_memory(device: torch.device, token_bytes: int, context: int) -> int:
     """Return the number of tokens whose keys and values fit in memory. Raise InputError if `context` tokens do not."""
     free = memory().free if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
-    fitting_tokens = int(free * _MEMORY_FRACTION / token_bytes)
+    fitting_tokens = fitting_cache_tokens(free, token_bytes)
     if fitting_tokens < context:
         message = f"{context:,} tokens of context need {context * token_bytes / 2**30:.1f} GiB for keys and values"
         raise InputError.at("--context", message, f"use at most {max(1, fitting_tokens)}")

@@ -17,11 +17,13 @@ from artel.generation.base import (
     Generation,
     concurrent_requests,
     first_line,
+    fitting_cache_tokens,
+    key_value_bytes,
 )
 from artel.generation.generate import continue_ids
-from artel.generation.paged import BatchingEngine
-from artel.generation.slot_model import SlotsUnsupported
-from artel.generation.slots import SlotEngine
+from artel.generation.paged import BatchingEngine, paged_cache_tokens
+from artel.generation.slot_model import SlotsUnsupported, packed_bytes, uses_slots
+from artel.generation.slots import SlotEngine, slot_cache_tokens
 from artel.models.device import release_helpers
 from artel.tokens import Tokenizer
 
@@ -56,6 +58,24 @@ def make_engine(
     if reasons:
         engine.note += f" by transformers' batching ({reasons[0]})"
     return engine
+
+
+def planned_cache_bytes(model: PreTrainedModel, device: str, requests: int, context: int, free: int) -> dict[str, int]:
+    """Return the bytes of keys and values, and of packed weights, of the engine for a model on the meta device.
+
+    `device`: type of the device, with `free` bytes of memory. The cache is as large as when an answer has filled its
+    `context`.
+    """
+    token_bytes = key_value_bytes(model)
+    max_tokens = fitting_cache_tokens(free, token_bytes)
+    packed = 0
+    if device != "cpu":
+        tokens = paged_cache_tokens(requests, context, max_tokens)
+    elif uses_slots(model):
+        tokens, packed = slot_cache_tokens(requests, context, max_tokens), packed_bytes(model, free)
+    else:
+        tokens = context
+    return {"keys_and_values": tokens * token_bytes, "packed_weights": packed}
 
 
 def constant_rope_length(model: PreTrainedModel) -> int | None:

@@ -11,7 +11,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
 from transformers.generation.continuous_batching.cb_logits_processors import ContinuousBatchingLogitsProcessor
 
-from artel.generation.base import BATCH_TOKENS, Engine, EngineError, Generation, tokens_in_memory
+from artel.generation.base import BATCH_TOKENS, Engine, EngineError, Generation, key_value_bytes, tokens_in_memory
 from artel.integers import ceil_div
 from artel.models.device import release_helpers
 
@@ -144,10 +144,16 @@ def _page_count(model: PreTrainedModel, requests: int, context: int) -> int:
     The cache holds a quarter of the maximum of all requests, since few fill their context. If it is full, the batcher
     evicts a request and computes it again later.
     """
-    config: Any = model.config.get_text_config()
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    token_bytes = 2 * config.num_hidden_layers * heads * size * model.dtype.itemsize
-    request_pages = ceil_div(context, _PAGE_TOKENS) + 1
-    max_pages = tokens_in_memory(model.device, token_bytes, request_pages * _PAGE_TOKENS) // _PAGE_TOKENS
-    return min(max(request_pages, requests * request_pages // 4), max_pages)
+    request_pages = _request_pages(context)
+    max_tokens = tokens_in_memory(model.device, key_value_bytes(model), request_pages * _PAGE_TOKENS)
+    return paged_cache_tokens(requests, context, max_tokens) // _PAGE_TOKENS
+
+
+def paged_cache_tokens(requests: int, context: int, max_tokens: int) -> int:
+    """Return the tokens of the cache. `max_tokens`: tokens that fit in memory."""
+    pages = max(_request_pages(context), requests * _request_pages(context) // 4)
+    return min(pages, max_tokens // _PAGE_TOKENS) * _PAGE_TOKENS
+
+
+def _request_pages(context: int) -> int:
+    return ceil_div(context, _PAGE_TOKENS) + 1

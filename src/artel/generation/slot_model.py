@@ -33,6 +33,18 @@ _MAX_ERROR = {torch.float32: 1e-3}
 _MAX_ERROR_16_BIT = 5e-2
 
 
+def packed_bytes(model: PreTrainedModel, free: int) -> int:
+    """Return the size of the packed copies of weights: 0 if they are too large for `free` bytes of memory."""
+    num_bytes = packable_bytes(model)
+    return num_bytes if num_bytes <= _PACKED_FRACTION * free else 0
+
+
+def uses_slots(model: PreTrainedModel) -> bool:
+    """True if the configuration of a model lets it be computed in slots. A trial decides."""
+    types = set(getattr(model.config.get_text_config(), "layer_types", None) or [])
+    return not model.config.is_encoder_decoder and types <= _LAYER_TYPES
+
+
 class SlotsUnsupported(Exception):
     """Raised if a model cannot be computed in slots."""
 
@@ -64,7 +76,7 @@ class SlotModel:
         self._check_config()
         try:
             expected = self._reference_logits()
-            if packable_bytes(model) <= _PACKED_FRACTION * memory().free:
+            if packed_bytes(model, memory().free):
                 self._unpack = pack(model)
             AttentionInterface.register(NAME, slot_attention)
             model.set_attn_implementation(NAME)

@@ -235,10 +235,7 @@ class SlotEngine(Engine):
     # Memory ----------------------------------------------------------------------------
 
     def _round_up_capacity(self, tokens: int) -> int:
-        capacity = min(_INITIAL_CAPACITY, self._context)
-        while capacity < tokens:
-            capacity *= 2
-        return min(capacity, self._context)
+        return _slot_capacity(tokens, self._context)
 
     def _slot_count(self, capacity: int) -> int:
         """Return the number of slots of a capacity that fit in memory."""
@@ -254,6 +251,23 @@ class SlotEngine(Engine):
         for slot in self._slots:
             del slot.cached[capacity:]
         self._capacity = capacity
+
+
+def _slot_capacity(tokens: int, context: int) -> int:
+    """Return the capacity of slots for texts of up to `tokens` tokens."""
+    capacity = min(_INITIAL_CAPACITY, context)
+    while capacity < tokens:
+        capacity *= 2
+    return min(capacity, context)
+
+
+def slot_cache_tokens(requests: int, context: int, memory_tokens: int) -> int:
+    """Return the tokens of all slots once an answer has filled its `context`.
+
+    `memory_tokens`: tokens that fit in memory.
+    """
+    capacity = _slot_capacity(context - 1, context)  # the last token is not an input
+    return min(requests, memory_tokens // capacity) * capacity
 
 
 def _choose(text: _Text, logits: torch.Tensor) -> None:

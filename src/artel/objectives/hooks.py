@@ -354,6 +354,10 @@ class RoundHooks:
         ids: list[int] = sample.ids.tolist()
         return ids
 
+    def assume_answer_length(self, tokens: int | None) -> None:  # if its `rounds` are scored
+        """Give prompts without a round answers of this length in batches; None: of the maximum length. For plans."""
+        raise NotImplementedError
+
     def round_prompt(self, model: PreTrainedModel, ids: list[int]) -> GenerationPrompt:  # if it has `rounds`
         """Return the prompt that the model answers, from its ids."""
         raise NotImplementedError

@@ -7,6 +7,7 @@ and it records which prompts were used, and when. It is written when the round i
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -69,6 +70,8 @@ class Rollout:
     """The reason of each function that failed on this answer."""
     messages: list[dict[str, Any]] = field(default_factory=list)
     """Replies, results of tools and messages of the environment; empty without tools and environment."""
+    prompt: str = ""
+    """Text of `prompt_ids`, for people."""
     restarts: list[Segment] = field(default_factory=list)
     """The rest of the answer, if the chat template does not continue the earlier ids: each segment has a new prompt."""
 
@@ -126,6 +129,25 @@ def round_file(folder: Path, number: int) -> Path:
     return folder / f"{number:06d}.jsonl.zst"
 
 
+def list_rounds(folder: Path) -> list[int]:
+    """Return the numbers of the rounds that are written, in order."""
+    names = (re.fullmatch(r"(\d{6,})\.jsonl\.zst", file.name) for file in folder.glob("*.zst"))
+    return sorted(int(name[1]) for name in names if name)
+
+
+def load_round(folder: Path, number: int) -> Round:
+    """Return a round that is written. Raise InputError if its file is damaged, OSError if it cannot be read."""
+    file = round_file(folder, number)
+    try:
+        lines = zstandard.ZstdDecompressor().decompress(file.read_bytes(), allow_extra_data=False).splitlines()
+        rollouts = tuple(map(Rollout.from_json, lines))
+        if not rollouts:
+            raise ValueError("it has no answers")
+        return Round(number, rollouts)
+    except (zstandard.ZstdError, ValueError, TypeError) as error:
+        raise InputError.at(str(file), f"is damaged: {error}", "restore a copy of it") from None
+
+
 def read_round(folder: Path, number: int, prompts: Mapping[int, Sequence[int]]) -> Round | None:
     """Return a round, or None if it is not written yet. Raise InputError if its file is damaged or from another run.
 
@@ -134,12 +156,9 @@ def read_round(folder: Path, number: int, prompts: Mapping[int, Sequence[int]]) 
     file = round_file(folder, number)
     if not file.is_file():
         return None
-    try:
-        lines = zstandard.ZstdDecompressor().decompress(file.read_bytes(), allow_extra_data=False).splitlines()
-        rollouts = tuple(map(Rollout.from_json, lines))
-    except (zstandard.ZstdError, ValueError, TypeError) as error:
-        raise InputError.at(str(file), f"is damaged: {error}", "restore a copy of it") from None
+    round_ = load_round(folder, number)
+    rollouts = round_.rollouts
     if [(rollout.number, rollout.prompt_ids) for rollout in rollouts if rollout.answer == 0] != list(prompts.items()):
         what = "has other prompts than this run has in this round"
         raise InputError.at(str(file), what, "restore the file that this run has written, or start over with --restart")
-    return Round(number, rollouts)
+    return round_

@@ -23,6 +23,7 @@ from artel.errors import InputError, Problem
 from artel.messages import from_json
 from artel.preparing.run_mark import MARK
 from artel.reports.curves import CurveReader, Curves
+from artel.reports.rounds import RoundsReader, RoundSummary
 from artel.reports.status import RankStatus, SignsOfLife, Status, determine_status
 from artel.secrets import hide_secrets
 from artel.storage import check_regular
@@ -87,6 +88,10 @@ class RunData:
     config: dict[str, Any]
     """RUN/config.yaml: the run file with every key. Secrets are hidden."""
     samples: list[Sample] = field(default_factory=list)
+    rounds: list[RoundSummary] = field(default_factory=list)
+    """Some rounds of a run that learns from rewards: the newest first, some in between, and the first."""
+    round_count: int = 0
+    """Number of rounds that are written."""
     ledger: dict[str, Any] | None = None
     rejected: list[dict[str, str]] = field(default_factory=list)
     """The first 1,000 records that could not be used: origin, reason, detail, set."""
@@ -110,6 +115,11 @@ class RunData:
     @property
     def objective(self) -> str:
         return str(self.config.get("objective", ""))
+
+    @property
+    def main_metric(self) -> str:
+        """The metric whose curve says most: the reward if the run has rounds, since its loss says little."""
+        return "reward" if self.rounds else "loss"
 
     @property
     def steps(self) -> int | None:
@@ -172,6 +182,7 @@ class RunReader:
         self._folder = RunFolder(Path(folder))
         check_is_run(self._folder)
         self._curves = CurveReader(self._folder.metrics, max_points)
+        self._rounds = RoundsReader(self._folder.rollouts)
         self._signs = signs or SignsOfLife()
 
     def read(self) -> RunData:
@@ -181,6 +192,7 @@ class RunReader:
         curves = files.try_read(self._curves.read) or Curves()
         if curves.torn:
             files.torn_files.append(str(folder.metrics))
+        round_count, rounds = files.try_read(self._rounds.read) or (0, [])
         starts = list(files.read_lines(folder.starts, _parse_start))
         ranks = _read_ranks(folder)
         has_started = bool(curves.line_count or starts)
@@ -193,6 +205,8 @@ class RunReader:
             curves=curves,
             config=_read_config(files, folder.config),
             samples=list(files.read_lines(folder.samples, _parse_sample)),
+            rounds=rounds,
+            round_count=round_count,
             ledger=files.read_object(folder.ledger),
             rejected=list(files.read_lines(folder.path / "rejected.jsonl", _parse_rejected, limit=_MAX_REJECTED)),
             plan=files.read_object(folder.plan),

@@ -35,6 +35,8 @@ class RankStatus:
     """Time of writing, in seconds since 1970 by the host's clock."""
     interval: float
     """Interval between writes, in seconds."""
+    doing: str = ""
+    """Work between two steps, such as `writing answers`; empty while it learns."""
 
     @classmethod
     def read(cls, line: dict[str, Any]) -> RankStatus:
@@ -50,6 +52,7 @@ class RankStatus:
             str(line.get("message", "")),
             float(line["time"]),
             float(line["every"]),
+            str(line.get("doing", "")),
         )
 
 
@@ -65,6 +68,8 @@ class Status:
     """Seconds since the last sign of life of a dead run."""
     silent_ranks: tuple[int, ...] = ()
     """Ranks of a running run that no longer give signs of life."""
+    doing: str = ""
+    """Last known work between two steps; empty if the run was learning, or is complete."""
 
 
 class SignsOfLife:
@@ -102,9 +107,9 @@ def determine_status(
     step = max(step, first.step)
     if first.state == "running":
         if signs.is_dead(first):
-            return Status("dead", step, silent_seconds=signs.silence(first))
+            return Status("dead", step, silent_seconds=signs.silence(first), doing=first.doing)
         silent = tuple(rank.rank for rank in ranks if rank.state == "running" and signs.is_dead(rank))
-        return Status("running", step, silent_ranks=silent)
+        return Status("running", step, silent_ranks=silent, doing=first.doing)
     if complete:
         return Status("complete", step)
-    return Status("failed" if first.state == "failed" else "stopped", step, first.message)
+    return Status("failed" if first.state == "failed" else "stopped", step, first.message, doing=first.doing)

@@ -1,4 +1,4 @@
-"""Runs as text for a terminal: the loss curve, a table of several runs, and a compressor's bits per byte."""
+"""Runs as text for a terminal: the curve of a metric, a table of several runs, and a compressor's bits per byte."""
 
 from __future__ import annotations
 
@@ -14,26 +14,32 @@ if TYPE_CHECKING:
     from artel.tokens import StoreSplit, Tokenizer
 
 
-def loss_curve(curves: Curves, width: int = 64, height: int = 12) -> list[str]:
-    """Draw training loss (·) and validation loss (o) over steps in `height` lines of `width` characters."""
+def draw_curve(curves: Curves, metric: str = "loss", width: int = 64, height: int = 12) -> list[str]:
+    """Draw a metric of training (·) and of validation (o) over steps in `height` lines of `width` characters."""
     training, validation = (
-        _to_pairs(curves_by_name.get("loss")) for curves_by_name in (curves.training, curves.validation)
+        _to_pairs(curves_by_name.get(metric)) for curves_by_name in (curves.training, curves.validation)
     )
     points = training + validation
     if not points:
         return ["(nothing logged yet)"]
     last_step = max(step for step, _ in points)
-    low, high = min(loss for _, loss in points), max(loss for _, loss in points)
+    low, high = min(value for _, value in points), max(value for _, value in points)
     grid = [[" "] * width for _ in range(height)]
     for mark, series in (("·", training), ("o", validation)):
-        for step, loss in series:
+        for step, value in series:
             column = min(width - 1, int(step / max(1, last_step) * (width - 1)))
-            row = 0 if high == low else round((high - loss) / (high - low) * (height - 1))
+            row = 0 if high == low else round((high - value) / (high - low) * (height - 1))
             grid[row][column] = mark
     labels = {0: f"{high:.2f}", height - 1: f"{low:.2f}"}
     lines = [f"{labels.get(row, ''):>7} │{''.join(cells)}" for row, cells in enumerate(grid)]
+    title = "" if metric == "loss" else f"{metric}: "
     axis = f"{'':>7} └{'─' * width}"
-    return [*lines, axis, f"{'':>9}0{'step ' + str(last_step):>{width - 1}}", f"{'':>9}· training   o validation"]
+    return [
+        *lines,
+        axis,
+        f"{'':>9}0{'step ' + str(last_step):>{width - 1}}",
+        f"{'':>9}{title}· training   o validation",
+    ]
 
 
 def _to_pairs(curve: Curve | None) -> list[tuple[int, float]]:

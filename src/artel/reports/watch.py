@@ -16,13 +16,16 @@ from rich.text import Text
 from artel.elapsed import hide_elapsed
 from artel.errors import InputError, WorkError
 from artel.printable import escape_line
+from artel.reports.rounds import answer_lines
 from artel.reports.run_data import RunData, RunReader
 from artel.reports.status import State
-from artel.reports.terminal import loss_curve
+from artel.reports.terminal import draw_curve
 
 _POLL_SECONDS = 1.0
 _LINE_SECONDS = 10.0
 _MAX_RANKS = 16
+_ANSWER_WIDTH = 60
+"""Characters of an answer in a line of output that is not a terminal."""
 _END_STATES: tuple[State, ...] = ("complete", "stopped", "failed", "dead", "unknown")
 _STYLES = {"complete": "green", "running": "cyan", "stopped": "yellow", "failed": "red", "dead": "red"}
 
@@ -76,6 +79,7 @@ def render_screen(run: RunData, width: int) -> RenderableType:
         *_curve_lines(run, width),
         _progress_row(run, width),
         Text(" · ".join(format_metrics(run))),
+        *(Text(line) for line in _answer_lines(run, width)),
     ]
     if len(run.ranks) > 1 or run.status.silent_ranks:
         rows.append(_ranks_table(run))
@@ -93,8 +97,13 @@ def _title_line(run: RunData) -> Text:
 
 
 def _curve_lines(run: RunData, width: int) -> list[Text]:
-    """Return the loss curve of `artel report`, as wide as the terminal allows."""
-    return [Text(line) for line in loss_curve(run.curves, width=max(20, min(100, width - 12)))]
+    """Return the curve of `artel report`, as wide as the terminal allows."""
+    return [Text(line) for line in draw_curve(run.curves, run.main_metric, max(20, min(100, width - 12)))]
+
+
+def _answer_lines(run: RunData, width: int) -> list[str]:
+    """Return the best and the worst answer of the newest round; none if the run has no rounds."""
+    return answer_lines(run.rounds[0], width) if run.rounds else []
 
 
 def _progress_row(run: RunData, width: int) -> RenderableType:
@@ -146,11 +155,17 @@ def format_time_left(run: RunData) -> str:
 def format_metrics(run: RunData) -> list[str]:
     """Return the newest metrics, each with its name."""
     newest, validation = run.curves.newest, run.curves.newest_validation
-    metrics = []
+    metrics = [run.status.doing] if run.status.state == "running" and run.status.doing else []
+    if run.rounds:
+        round_ = run.rounds[0]
+        metrics.append(f"round {round_.number:,}")
+        metrics.append(f"reward {round_.reward:.4f} ± {round_.deviation:.4f}")
+        metrics.append(f"signal {round_.signal:.0%}")
     if isinstance(newest.get("loss"), int | float):
         metrics.append(f"loss {newest['loss']:.4f}")
-    if isinstance(validation.get("loss"), int | float):
-        metrics.append(f"validation {validation['loss']:.4f} (step {run.curves.newest_validation_step:,})")
+    if isinstance(validation.get(run.main_metric), int | float):
+        step = run.curves.newest_validation_step
+        metrics.append(f"validation {validation[run.main_metric]:.4f} (step {step:,})")
     if run.tokens_per_second is not None:
         metrics.append(f"{run.tokens_per_second:,.0f} tokens/s")
     if isinstance(newest.get("mfu"), int | float):
@@ -181,6 +196,7 @@ class _LinePrinter:
 
     def _print(self, run: RunData) -> None:
         fields = [run.status.state, format_position(run), *format_metrics(run), format_time_left(run)]
+        fields += (" ".join(line.split()) for line in _answer_lines(run, _ANSWER_WIDTH))
         text = " · ".join(field for field in fields if field)
         if text == self._last_text:
             return

@@ -28,7 +28,7 @@ from artel.training.drafts import Draft, Question
 from artel.training.heartbeat import heartbeat
 from artel.training.interaction import Interaction
 
-_MAX_REWARD_PROCESSES = 4
+MAX_REWARD_PROCESSES = 4
 """Maximum number of reward processes per process of the run."""
 _ACTIVITIES = {"writing": "writing answers", "running": "running tools", "scoring": "scoring answers"}
 
@@ -149,6 +149,7 @@ class AnswerWriter:
                 prompt_ids=draft.segments[0].prompt_ids, ids=draft.segments[0].ids,
                 log_probs=draft.segments[0].log_probs, text=draft.text, cut_off=draft.cut_off, rewards=rewards,
                 reward=reward, failures=draft.failures, messages=draft.messages, restarts=draft.segments[1:],
+                prompt=self.objective.tokenizer.decode(draft.segments[0].prompt_ids),
             )
             for draft, (rewards, reward) in zip(drafts, self._rewards(drafts), strict=True)
         ]  # fmt: skip
@@ -212,7 +213,7 @@ def open_rewards(
     environment: str | None = None,
 ) -> RewardPool:
     """Start the processes of the rewards at `key`, with their limits. Raise InputError if one cannot be used."""
-    workers = min(_MAX_REWARD_PROCESSES, usable_cores())
+    workers = min(MAX_REWARD_PROCESSES, usable_cores())
     pool = RewardPool(
         terms, plugins=plugins, seconds=seconds, memory_bytes=memory_bytes, workers=workers, key=key, tools=tools,
         environment=environment,

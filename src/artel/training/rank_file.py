@@ -1,6 +1,6 @@
 """RUN/ranks: a status file for each process. `artel report` and `artel watch` read it, also on another host.
 
-    ranks/rank-00000.json    rank, host, pid, device, step, memory_gib, state, message, time, every
+    ranks/rank-00000.json    rank, host, pid, device, step, memory_gib, doing, state, message, time, every
 
 Each training process writes its file every few seconds (`faults/rank_status.py`). Before that, the process that starts
 the run writes the first rank's file once: that process lives until the run ends, and an earlier start may have left a
@@ -43,8 +43,9 @@ def write_rank(
     every: float,
     identity: str,
 ) -> None:
-    """Replace a process's file. `measurements`: its device, step and memory_gib. `every`: seconds between writes.
+    """Replace a process's file. `measurements`: its device, step, memory_gib and work (doing).
 
+    `every`: seconds between writes.
     Does nothing if the disk refuses, or if the folder no longer has this `identity`.
     """
     status = {
@@ -81,7 +82,7 @@ def mark_start(folder: RunFolder, state: str = "running", message: str = "") -> 
         for file in folder.ranks.glob("rank-*.json"):
             if file != rank_file(folder.ranks, 0):
                 file.unlink(missing_ok=True)
-    measurements = {"device": "cpu", "step": 0, "memory_gib": round(process_memory("VmRSS") / 2**30, 4)}
+    measurements = {"device": "cpu", "step": 0, "memory_gib": round(process_memory("VmRSS") / 2**30, 4), "doing": ""}
     write_rank(folder, 0, measurements, state, message, every=_A_DAY, identity="")
 
 

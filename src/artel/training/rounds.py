@@ -46,6 +46,7 @@ class Rounds:
         number = step // steps
         if self._round is None or self._round.number != number:
             self._round = self._read_or_write(number)
+            run.trackers.doing = ""
             if step == 0 and settings.is_scored:
                 groups = [*self._round.groups().values()]
                 check_signal(groups)

@@ -32,7 +32,7 @@ _CAPABILITIES = {"AVX2", "AVX512"}
 
 
 def packable_bytes(model: nn.Module) -> int:
-    """Return the size of packed copies of the model's weights."""
+    """Return the size of packed copies of the model's weights, which may be on the meta device."""
     return sum(linear.weight.nbytes for linear in _find_linear_layers(model))
 
 
@@ -63,7 +63,7 @@ def _find_linear_layers(model: nn.Module) -> list[Any]:
         if type(module) is nn.Linear
         and "forward" not in vars(module)
         and module.weight.dtype == torch.float32
-        and module.weight.device.type == "cpu"
+        and module.weight.device.type in ("cpu", "meta")
     ]
 
 

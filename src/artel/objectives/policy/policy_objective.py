@@ -77,6 +77,7 @@ class PolicyOptimization(Objective):
         self._advantages: dict[tuple[int, int], np.ndarray] = {}
         self._round_metrics: dict[str, float] = {}
         self._is_fresh = False
+        self._assumed_length: int | None = None
 
     # The run file
 
@@ -229,6 +230,9 @@ class PolicyOptimization(Objective):
             environment=policy.environment,
         )
 
+    def assume_answer_length(self, tokens: int | None) -> None:
+        self._assumed_length = tokens
+
     def round_prompt(self, model: PreTrainedModel, ids: list[int]) -> GenerationPrompt:
         """Return a sample's prompt, with the tokens and texts that end an answer."""
         empty_prompt = self.decoding.generation_prompt(model, "")
@@ -368,8 +372,8 @@ class PolicyOptimization(Objective):
         return rollout.reward is not None and rollout.length > 0 and not is_masked
 
     def _longest_group(self, prompt: np.ndarray) -> list[Rollout]:
-        """Return answers of the maximum length without common tokens."""
-        length = self._policy.new_tokens
+        """Return answers of the maximum length, or of the assumed one, without common tokens."""
+        length = self._assumed_length or self._policy.new_tokens
         return [
             Rollout(
                 number=0, index=0, epoch=0, answer=answer, attempt=0, seed=0, prompt_ids=prompt.tolist(),

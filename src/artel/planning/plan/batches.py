@@ -53,6 +53,13 @@ class PlannedData:
     """Origin of the sample, for `artel plan`."""
     store: TokenStore | None = None
 
+    @property
+    def prompt_lengths(self) -> np.ndarray:
+        """Tokens of each sample of the token store, or of those that were read."""
+        if self.store is None:
+            return np.array([len(self.samples.read(index).ids) for index in range(len(self.samples))])
+        return np.diff(self.store.train.ends().astype(np.int64), prepend=0)
+
     def batch(self, num_rows: int) -> Batch:
         """Return a micro-batch of `num_rows` rows of the longest sample."""
         if self.store is not None:

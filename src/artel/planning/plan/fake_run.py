@@ -10,6 +10,7 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from inspect import signature
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import PreTrainedModel
 
 from artel.config import RunConfig
+from artel.generation.base import BATCH_TOKENS
 from artel.messages import silence_messages
 from artel.models import loss
 from artel.models.activation_checkpointing import Recompute, recompute
@@ -60,6 +62,10 @@ class Trace:
     """Operations of a step's forward and backward passes, with how often each runs."""
     optimizer_operations: dict[Operation, int] = field(default_factory=dict)
     """Operations of the optimizer's step."""
+    reading: dict[str, int] = field(default_factory=dict)
+    """With rounds: bytes by kind at the peak of a forward pass that reads prompts, between two steps."""
+    writing_operations: dict[Operation, int] = field(default_factory=dict)
+    """With rounds: operations of a forward pass that writes a token of each answer."""
 
 
 def trace_steps(
@@ -74,13 +80,15 @@ def trace_steps(
     average_batch: Batch | None = None,
     on_gpu: bool = False,
     compiled: bool = False,
+    concurrent_answers: int = 0,
 ) -> Trace:
     """Trace the steps on the rank of `world`. Consumes `model`, which is on the meta device.
 
     `batches` are the largest micro-batches, and determine the memory. If `average_batch` is set, it determines the
     operations, because most rows are shorter.
     `on_gpu`: imitate a GPU, with its chunks of logits, its autocast, and what compiled layers save if nothing is
-    recomputed. The operators are still a CPU's.
+    recomputed. The operators are still a CPU's. `concurrent_answers`: answers that the model writes at a time, if it
+    learns in rounds.
     """
     live = LiveBytes(compiled=on_gpu and compiled)
     trace = Trace(live)
@@ -118,6 +126,8 @@ def trace_steps(
             for _ in range(_NUM_STEPS):
                 _step(strategy, optimizer, largest_batches, targets, trace)
             _record_operations(strategy, optimizer, average_batches, targets, trace, compiled=compiled, on_gpu=on_gpu)
+            if concurrent_answers and strategy.holds_full_model:
+                _trace_writing(strategy, trace, fake, concurrent_answers, on_gpu=on_gpu)
     final_bytes = bytes_by_kind(live.events, len(live.events) - 1)
     trained = (parameter for parameter in strategy.model.parameters() if parameter.requires_grad)
     shards = (getattr(parameter, "_local_tensor", parameter) for parameter in trained)
@@ -156,6 +166,28 @@ def _record_operations(
         optimizer.clip_and_step(1.0, strategy.gradient_norm())
     trace.passes, trace.optimizer_operations = passes.operations, optimizer_recorder.operations
     del trace.live.events[end:]
+
+
+def _trace_writing(
+    strategy: ParallelStrategy, trace: Trace, fake: FakeTensorMode, answers: int, *, on_gpu: bool
+) -> None:
+    """Trace a pass that reads prompts, for its memory, and one that writes, for its operations."""
+    live, model = trace.live, strategy.model
+    end = len(live.events)
+    selection = {"logits_to_keep": answers} if "logits_to_keep" in signature(type(model).forward).parameters else {}
+
+    def compute(tokens: int) -> None:
+        model(input_ids=fake.from_tensor(torch.zeros(1, tokens, dtype=torch.long)), use_cache=False, **selection)
+
+    model.eval()
+    with torch.no_grad():
+        compute(BATCH_TOKENS)
+        trace.reading = bytes_by_kind(live.events, end)
+        with OperationRecorder(model, on_gpu=on_gpu) as recorder:
+            compute(answers)
+    model.train()
+    trace.writing_operations = recorder.operations
+    del live.events[end:]
 
 
 @silence_messages()

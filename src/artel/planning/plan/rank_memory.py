@@ -16,12 +16,14 @@ from artel.config.schema.quantities import Interval
 from artel.models.activation_checkpointing import Recompute
 from artel.objectives import Batch
 from artel.parallel import World, plan_parallelism
+from artel.parallel.mesh import read_parallel_dims
 from artel.planning.operations import Operation
 from artel.planning.performance import extrapolate
 from artel.planning.plan.batches import PlannedData
 from artel.planning.plan.fake_run import Trace, trace_steps
 from artel.planning.plan.live_bytes import COMMUNICATION, GRADIENTS, KINDS, OPTIMIZER, WEIGHTS, bytes_by_kind
 from artel.planning.plan.models import ModelOutline
+from artel.planning.plan.rounds import ANSWERS, REWARDS, PlannedRound
 
 FRAMEWORK, CHECKPOINT, ALLOCATOR = "framework", "checkpoint_copy", "allocator"
 _MIB = 2**20
@@ -69,6 +71,8 @@ class RankMemory:
     """Operations of a step's forward and backward passes, with how often each runs."""
     optimizer_operations: Mapping[Operation, int]
     """Operations of the optimizer's step."""
+    writing_operations: Mapping[Operation, int]
+    """Operations of a forward pass that writes a token of each answer; empty without rounds."""
 
     @property
     def operations(self) -> dict[Operation, int]:
@@ -87,18 +91,25 @@ def estimate_rank_memory(
     num_micro_batches: int,
     *,
     average_batch: Batch | None,
+    round_: PlannedRound | None,
+    memory_bytes: int,
     on_gpu: bool,
     compiled: bool,
 ) -> RankMemory:
     """Return the memory of the rank of `world`, with `num_micro_batches` micro-batches of `num_rows` rows per step.
 
-    Memory is for micro-batches of the longest sample, operations are for `average_batch`.
+    Memory is for micro-batches of the longest sample, operations are for `average_batch`. With rounds, the peak is that
+    of learning or of writing answers. `memory_bytes`: memory of the device.
     """
     num_traced = min(num_micro_batches, 2 * max(1, config.parallel.pipeline))
     rounds = ROUNDS_IN_SHARDS if is_sharded(config, world) else 1
     layer_counts = outline.layer_counts(config.parallel.pipeline, rounds) if config.parallel.pipeline == 1 else None
     batches = [data.batch(num_rows)] * num_traced
-    trace_model = partial(trace_steps, average_batch=average_batch, on_gpu=on_gpu, compiled=compiled)
+    dp_degree = read_parallel_dims(config.parallel, world.size, world.on_host).dp_degree
+    concurrent = 0 if round_ is None else round_.concurrent(dp_degree)
+    trace_model = partial(
+        trace_steps, average_batch=average_batch, on_gpu=on_gpu, compiled=compiled, concurrent_answers=concurrent
+    )
     traces = [
         trace_model(config, outline.build(precision, layers), data.objective, batches, world, mode, precision)
         for layers in layer_counts or (None,)
@@ -109,7 +120,17 @@ def estimate_rank_memory(
     optimizer_operations = extrapolate(traces[0].optimizer_operations, traces[-1].optimizer_operations, factor)
     traced_passes = extrapolate(traces[0].passes, traces[-1].passes, factor)
     passes = {operation: round(count * num_micro_batches / num_traced) for operation, count in traced_passes.items()}
+    writing_operations = extrapolate(traces[0].writing_operations, traces[-1].writing_operations, factor)
+    if round_ is not None:
+        kept_bytes = round_.kept_bytes
+        candidates = [moment | kept_bytes for moment in candidates]
+        if traces[-1].reading:
+            reading = _extrapolate_moment(traces[0].reading, traces[-1].reading, factor)
+            free = memory_bytes - _total_bytes(reading)
+            model = outline.build(precision)
+            candidates.append(reading | kept_bytes | round_.memory(model, "cuda" if on_gpu else "cpu", free))
     by_kind = max(candidates, key=_total_bytes).copy()
+    answer_bytes = sum(by_kind.pop(kind, 0) for kind in (ANSWERS, REWARDS)) if on_gpu else 0
     saved_bytes = round(
         traces[-1].checkpoint_bytes + factor * (traces[-1].checkpoint_bytes - traces[0].checkpoint_bytes)
     )
@@ -117,7 +138,8 @@ def estimate_rank_memory(
     process_bytes = FRAMEWORK_BYTES + _ADAPTER_BYTES * (config.model.lora is not None)
     if on_gpu:
         offloaded = [WEIGHTS, GRADIENTS, OPTIMIZER] if config.parallel.offload != "none" else []
-        host_bytes = process_bytes + _CUDA_HOST_BYTES + copy_bytes + sum(by_kind.pop(kind) for kind in offloaded)
+        host_bytes = process_bytes + _CUDA_HOST_BYTES + copy_bytes + answer_bytes
+        host_bytes += sum(by_kind.pop(kind) for kind in offloaded)
         by_kind[COMMUNICATION] += _CUBLAS_WORKSPACE
         cache_bytes = round(_CUDA_CACHE_BYTES + _CUDA_CACHE_FRACTION * _total_bytes(by_kind))
         by_kind[FRAMEWORK] = _CUDA_CONTEXT
@@ -128,8 +150,9 @@ def estimate_rank_memory(
     allocated = _total_bytes(by_kind)
     by_kind[ALLOCATOR] = cache_bytes
     return RankMemory(
-        by_kind, allocated, allocated + cache_bytes, host_bytes, _SHARED_LIBRARY_BYTES, passes, optimizer_operations
-    )
+        by_kind, allocated, allocated + cache_bytes, host_bytes, _SHARED_LIBRARY_BYTES, passes, optimizer_operations,
+        writing_operations,
+    )  # fmt: skip
 
 
 def _total_bytes(peak: dict[str, int]) -> int:
@@ -154,10 +177,14 @@ def _extrapolate(
     """
     factor = (layers - layer_counts[1]) / (layer_counts[1] - layer_counts[0])
     moments = [
-        {kind: round(longer[kind] + factor * (longer[kind] - shorter[kind])) for kind in longer}
+        _extrapolate_moment(shorter, longer, factor)
         for shorter, longer in zip(shorter_peaks, longer_peaks, strict=True)
     ]
     return [moment for moment in moments if min(moment.values()) >= 0]
+
+
+def _extrapolate_moment(shorter: dict[str, int], longer: dict[str, int], factor: float) -> dict[str, int]:
+    return {kind: round(longer[kind] + factor * (longer[kind] - shorter[kind])) for kind in longer}
 
 
 def copies_checkpoints(config: RunConfig) -> bool:

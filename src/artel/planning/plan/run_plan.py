@@ -11,6 +11,7 @@ import torch
 
 from artel.config import RunConfig
 from artel.errors import InputError
+from artel.host import memory
 from artel.integers import ceil_div
 from artel.messages import logger
 from artel.models.activation_checkpointing import Recompute, SelectiveUnsupported
@@ -28,12 +29,15 @@ from artel.planning.plan.batches import AverageStep, PlannedData, find_average_s
 from artel.planning.plan.length import PlannedLength, disk_bytes, plan_length
 from artel.planning.plan.models import ModelOutline
 from artel.planning.plan.rank_memory import CHECKPOINT, RankMemory, estimate_rank_memory, is_sharded
+from artel.planning.plan.rounds import PlannedRound, plan_round
 from artel.planning.rates import read_rates
 from artel.training.budget import FEWEST_STEPS
 from artel.training.micro_batch import enough_rows, sizes_to_try
 from artel.training.model_setup import check_layout
 
 GIB = 2**30
+WRITING, SCORING, LEARNING = "writing", "scoring", "learning"
+"""Parts of the time of a round. The first two are kinds of a step's time."""
 TIGHT = 0.9
 """Fraction of the memory above which a plan is tight. The search for a micro-batch leaves the same margin."""
 
@@ -66,6 +70,8 @@ class Plan:
     """Length of the run in seconds, if `train.budget` sets it."""
     price: float | None = None
     """Price per hour of one accelerator (of the machine, on a CPU), given by the user."""
+    round: PlannedRound | None = None
+    """A round of answers; None if the run learns from stored samples."""
 
     @property
     def tokens_per_second(self) -> Range | None:
@@ -142,9 +148,33 @@ class Plan:
             "shortest_budget_seconds": self.shortest_budget,
             "energy_kwh": forecast.get("energy_kwh"),
             "cost": forecast.get("cost"),
+            "round": self._round_json(),
             "host_gib": round(self.host_bytes / GIB, 3),
             "disk_gib": {name: round(size / GIB, 3) for name, size in self.disk.items()},
         }
+
+    def _round_json(self) -> dict[str, Any] | None:
+        if self.round is None:
+            return None
+        unknown: dict[str, float | None] = dict.fromkeys((WRITING, SCORING, LEARNING))
+        return {
+            "prompts": self.round.prompts,
+            "answers": self.round.answers,
+            "tokens": round(self.round.tokens),
+            "tokens_per_answer": round(self.round.mean_length, 1),
+            "lengths_of_round": self.round.from_round,
+            "seconds": unknown | self.round_seconds,
+        }
+
+    @property
+    def round_seconds(self) -> dict[str, float | None]:
+        """Seconds of a round: writing, scoring, and the steps that learn from it. None if unknown."""
+        if self.round is None or self.step is None:
+            return {}
+        by_kind, steps = self.step.by_kind, self.round.settings.steps
+        parts = {kind: by_kind[kind] * steps if kind in by_kind else None for kind in (WRITING, SCORING)}
+        rest = sum(seconds for kind, seconds in by_kind.items() if kind not in parts)
+        return parts | {LEARNING: rest * steps}
 
 
 PlannedText = tuple[PlannedData, PlannedLength | None]
@@ -198,7 +228,16 @@ def make_plan(
     device = torch.device(hardware.device)
     train = config.train
     compiled = compile_choice(train.compile, device, train.steps, train.budget, config.model.quantize).value != OFF
-    find_average = cache(partial(find_average_step, config, data))
+    round_ = plan_round(config, data.objective, data.prompt_lengths)
+
+    @cache
+    def find_average(num_rows: int, dp_degree: int) -> AverageStep | None:
+        if round_ is None:
+            return find_average_step(config, data, num_rows, dp_degree)
+        data.objective.assume_answer_length(round(round_.mean_length))
+        average = find_average_step(config, data, num_rows, dp_degree)
+        data.objective.assume_answer_length(None)
+        return average
 
     def plan_rows(num_rows: int, mode: Recompute, compiled: bool = compiled) -> Plan:
         num_micro_batches = ceil_div(max_rows, num_rows)
@@ -207,8 +246,9 @@ def make_plan(
         logger.info("tracing two steps with micro-batches of %s%s", num_rows, suffix)
         average = find_average(num_rows, dims.dp_degree)
         plan = _build_plan(
-            config, hardware, outline, data, length, on_host, num_micro_batches, num_rows, average, mode, compiled
-        )
+            config, hardware, outline, data, length, on_host, num_micro_batches, num_rows, average, mode, compiled,
+            round_,
+        )  # fmt: skip
         return replace(plan, price=price)
 
     # Training tries micro-batches before it compiles, and on a GPU eager layers take more memory.
@@ -270,6 +310,7 @@ def _build_plan(
     average: AverageStep | None,
     mode: Recompute,
     compiled: bool,
+    round_: PlannedRound | None,
 ) -> Plan:
     """Plan with `num_micro_batches` micro-batches of `num_rows` rows on each rank."""
     world_size = on_host * hardware.nodes
@@ -280,7 +321,11 @@ def _build_plan(
     ]
     on_gpu = not hardware.shares_memory
     average_batch = None if average is None else average.batch
-    estimate = partial(estimate_rank_memory, average_batch=average_batch, on_gpu=on_gpu, compiled=compiled)
+    memory_bytes = hardware.memory_bytes if on_gpu else memory().free // on_host
+    estimate = partial(
+        estimate_rank_memory, average_batch=average_batch, round_=round_, memory_bytes=memory_bytes, on_gpu=on_gpu,
+        compiled=compiled,
+    )  # fmt: skip
     ranks = tuple(
         estimate(config, outline, data, world, mode, precision, num_rows, num_micro_batches) for world in worlds
     )
@@ -290,6 +335,13 @@ def _build_plan(
     if on_gpu:
         host_bytes = on_host * max(rank.host for rank in ranks)
     model = outline.build(precision)
+    step = _predict_step_time(config, hardware, ranks, model, world_size, on_host, num_micro_batches)
+    if round_ is not None and average is not None:
+        step = step and _add_round(
+            step, round_, ranks[0], model, data.tokenizer.vocabulary, on_host, world_size, hardware
+        )
+        if length is not None:  # its tokens are those of the prompts alone
+            length = replace(length, tokens=length.steps * average.tokens)
     return Plan(
         hardware,
         world_size,
@@ -301,21 +353,44 @@ def _build_plan(
         host_bytes,
         hardware.host_memory_bytes,
         disk_bytes(config, model, get_multimodal(outline.full_model), data, length),
-        data.note + _uncounted_note(data.objective),
+        data.note + _uncounted_note(data.objective, step),
         config.train.batch * data.row_tokens if average is None else average.tokens,
-        _predict_step_time(config, hardware, ranks, model, world_size, on_host, num_micro_batches),
+        step,
         length,
         config.train.budget,
+        round=round_,
     )
 
 
-def _uncounted_note(objective: Objective) -> str:
+def _add_round(
+    step: StepTime,
+    round_: PlannedRound,
+    rank: RankMemory,
+    model: Any,
+    vocabulary: int,
+    on_host: int,
+    world_size: int,
+    hardware: Hardware,
+) -> StepTime:
+    """Add the time in which a round is written and scored, divided among its steps, as far as it is known."""
+    rates = read_rates(on_host, torch.device("cpu")) if hardware.shares_memory else None
+    seconds: dict[str, float] = {} if round_.scoring_seconds is None else {SCORING: round_.scoring_seconds}
+    if rates is not None and rank.writing_operations:
+        seconds[WRITING] = round_.writing_seconds(rank.writing_operations, model, vocabulary, rates, world_size)
+    by_kind = {kind: value / round_.settings.steps for kind, value in seconds.items()}
+    total = step.seconds.mid + sum(by_kind.values())
+    return replace(step, seconds=step.seconds.scaled(total / step.seconds.mid), by_kind=step.by_kind | by_kind)
+
+
+def _uncounted_note(objective: Objective, step: StepTime | None) -> str:
     """Return a note on what the plan does not count: the work of a teacher, or of rounds. Empty if it counts all."""
     rounds, teacher = objective.rounds, objective.teacher
     uncounted = []
-    if rounds is not None:
+    if rounds is not None and not rounds.is_scored:
         uncounted.append("the time and memory in which the model writes answers")
-        uncounted += ["the time of rewards"] if rounds.rewards else []
+    elif rounds is not None:
+        times = {WRITING: "the time in which answers are written", SCORING: "the time of rewards"}
+        uncounted += [phrase for kind, phrase in times.items() if step is None or kind not in step.by_kind]
     if teacher is not None and teacher.settings is None:
         role = "model before training" if teacher.is_initial_model else "teacher"
         uncounted.append(f"the {role}, which stays in memory and reads each batch first")

@@ -25,6 +25,7 @@ def describe(plan: Plan, other_speed: str | None = None) -> str:
         f"processes        {plan.processes:,} · {plan.precision}, micro-batches of {plan.micro_batch}, "
         f"recomputed: {plan.recompute}",
         f"data             {plan.data_note}",
+        *_describe_round(plan),
         f"memory of {'the fullest rank' if len(plan.ranks) > 1 else 'each rank'}, at its fullest moment",
     ]
     kinds = rank.by_kind | {"allocated": rank.allocated, "reserved": rank.reserved}
@@ -59,6 +60,24 @@ def describe_briefly(plan: Plan) -> list[str]:
         f"{ranks} holds {rank.reserved / 2**30:.1f} GiB: {largest_kinds}; {disk} of disk",
         f"{'speed ' if plan.step is None else ''}{_format_speed(plan)}; {_format_time(plan)}",
     ]
+
+
+def _describe_round(plan: Plan) -> list[str]:
+    """Describe a round: its answers, and the time of each of its parts. Empty without rounds."""
+    round_ = plan.round
+    if round_ is None:
+        return []
+    lengths = (
+        f"at most {round_.max_length:,} tokens"
+        if round_.from_round is None
+        else f"{round_.mean_length:,.0f} tokens on average, as in round {round_.from_round}"
+    )
+    answers = f"{round_.prompts:,} × {round_.settings.answers} answers of {lengths}: {round_.tokens:,.0f} tokens"
+    times = [
+        f"{name} {'unknown' if seconds is None else _format_hours(seconds / 3600)}"
+        for name, seconds in plan.round_seconds.items()
+    ]
+    return [f"round            {answers}", *([_INDENT + ", ".join(times)] if times else [])]
 
 
 def _format_speed(plan: Plan) -> str:

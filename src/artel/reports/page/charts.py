@@ -13,42 +13,146 @@ from artel.reports.curves import Column, Curve
 from artel.reports.page.language import Language
 from artel.reports.run_data import RunData
 
-# Order of plots: loss, validation metrics, then these.
+# Order of plots: rounds, loss, validation metrics, then these.
 _TRAINING_METRICS = ("learning_rate", "gradient_norm", "tokens_per_second", "mfu", "memory_gib")
-_FRACTION_METRICS = ("mfu", "budget_used", "filler")
+_FRACTION_METRICS = ("mfu", "budget_used", "filler", "round_signal", "round_clipped")
 _METRICS_WITH_EVENTS = ("loss", "gradient_norm")
+_ROUND_CHARTS = {
+    "round_reward": ("reward",),
+    "round_rewards": ("reward/",),
+    "round_signal": ("signal", "cut_off"),
+    "round_length": ("length_max", "length_mean", "length_min"),
+    "round_seconds": ("seconds_writing", "seconds_scoring"),
+    "round_clipped": ("clipped_high", "clipped_low"),
+    "mismatch": ("mismatch",),
+    "kl": ("kl",),
+    "failed_rewards": ("failed_rewards",),
+}
+"""Plots of a run that learns in rounds, before its loss: name -> metrics in it. A name with `/` stands for all metrics
+that begin with it."""
+_ROUND_METRIC = "signal"
+"""Every run that learns in rounds logs it."""
+_BANDS = {"reward": "reward_deviation"}
+"""Metrics drawn with a band of ± another metric."""
 _TABLE_ROWS = 14
 """Approximate number of rows per curve in the table below a plot."""
 
 
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """One curve of a plot."""
+
+    run_index: int
+    curve: Curve
+    is_validation: bool
+    label: str
+    style: int = 0
+    """Position of its metric in the plot: curves of a run differ in color or dashes."""
+    band: Column | None = None
+    """Half of the width of the band around the curve, at its points."""
+
+
 @dataclass(slots=True)
 class Chart:
-    """One plot: the curves of one metric for all runs."""
+    """One plot: the curves of one metric, or of a few that belong together, for all runs."""
 
     id: str
     title: str
     description: str
     metric: str
-    curves: list[tuple[int, Curve, bool, str]] = field(default_factory=list)
-    """(index of the run, curve, True for a validation curve, label)."""
+    """The metric, or the name of the plot."""
+    curves: list[Trace] = field(default_factory=list)
 
 
 def build_charts(runs: Sequence[RunData], names: Sequence[str], language: Language) -> list[Chart]:
     """Return the plots in order. Runs with different objectives get separate plots of loss and metrics."""
+    learns_in_rounds = [_ROUND_METRIC in run.curves.training for run in runs]
+    in_rounds = [index for index, is_in_rounds in enumerate(learns_in_rounds) if is_in_rounds]
+    plots = [
+        _build_round_chart(name, metrics, in_rounds, runs, names, language)
+        for name, metrics in _ROUND_CHARTS.items()
+        if in_rounds
+    ]
+
+    def is_drawn(metric: str, run_index: int) -> bool:
+        return learns_in_rounds[run_index] and _is_round_metric(metric)
+
     objectives = list(dict.fromkeys(run.objective for run in runs))
-    plots: list[Chart] = []
     for objective in objectives:
         run_indices = [index for index, run in enumerate(runs) if run.objective == objective]
         suffix = f" · {objective}" if len(objectives) > 1 else ""
-        metrics = dict.fromkeys(name for index in run_indices for name in runs[index].curves.validation)
+        metrics = dict.fromkeys(
+            name for index in run_indices for name in runs[index].curves.validation if not is_drawn(name, index)
+        )
         for metric in dict.fromkeys(["loss", *metrics]):
             plots.append(_build_chart(metric, suffix, run_indices, runs, names, language, is_quality=True))
     # run_tokens_per_second is a mean over the run so far. A tile shows its last value.
     listed = {"loss", "run_tokens_per_second", *_TRAINING_METRICS}
-    other_metrics = {name for run in runs for name in run.curves.training} - listed
-    for metric in (*_TRAINING_METRICS, *sorted(other_metrics)):
-        plots.append(_build_chart(metric, "", range(len(runs)), runs, names, language, is_quality=False))
+    other_metrics = {
+        name for index, run in enumerate(runs) for name in run.curves.training if not is_drawn(name, index)
+    }
+    for metric in (*_TRAINING_METRICS, *sorted(other_metrics - listed)):
+        run_indices = [index for index in range(len(runs)) if not is_drawn(metric, index)]
+        plots.append(_build_chart(metric, "", run_indices, runs, names, language, is_quality=False))
     return [chart for chart in plots if chart.curves]
+
+
+def _matches(metric: str, pattern: str) -> bool:
+    return metric.startswith(pattern) if pattern.endswith("/") else metric == pattern
+
+
+def _is_round_metric(metric: str) -> bool:
+    patterns = (pattern for patterns in _ROUND_CHARTS.values() for pattern in patterns)
+    return metric in _BANDS.values() or any(_matches(metric, pattern) for pattern in patterns)
+
+
+def _build_round_chart(
+    name: str,
+    patterns: Sequence[str],
+    run_indices: Sequence[int],
+    runs: Sequence[RunData],
+    names: Sequence[str],
+    language: Language,
+) -> Chart:
+    """Build a plot of metrics of rounds that belong together."""
+    chart = _empty_chart(name, "", language)
+    all_metrics = {
+        metric
+        for index in run_indices
+        for curves in (runs[index].curves.training, runs[index].curves.validation)
+        for metric in curves
+    }
+    metrics = [metric for pattern in patterns for metric in sorted(all_metrics) if _matches(metric, pattern)]
+    for run_index in run_indices:
+        curves = runs[run_index].curves
+        for style, metric in enumerate(metrics):
+            for curves_by_metric, is_validation in ((curves.training, False), (curves.validation, True)):
+                if metric not in curves_by_metric:
+                    continue
+                words = [names[run_index]] if len(runs) > 1 else []
+                words += [_curve_name(metric, patterns, language)] if len(metrics) > 1 else []
+                words += [language["validation"]] if is_validation else [] if words else [language["training"]]
+                curve, half_width = curves_by_metric[metric], curves.training.get(_BANDS.get(metric, ""))
+                band = None if is_validation or half_width is None else _interpolate(half_width, curve)
+                chart.curves.append(Trace(run_index, curve, is_validation, " · ".join(words), style, band))
+    return chart
+
+
+def _curve_name(metric: str, patterns: Sequence[str], language: Language) -> str:
+    """Return the name of a curve. For `reward/NAME`, the name that the user gave."""
+    prefix = next((pattern for pattern in patterns if pattern.endswith("/") and metric.startswith(pattern)), None)
+    return language.label(metric) if prefix is None else metric.removeprefix(prefix)
+
+
+def _interpolate(curve: Curve, at: Curve) -> Column:
+    """Return the values of a curve at the steps of another one. They differ if both were thinned out."""
+    return np.interp(at.step, curve.step, curve.value)
+
+
+def _empty_chart(metric: str, suffix: str, language: Language) -> Chart:
+    title = language.words.get(metric, language.label(metric))
+    description = language.words.get(f"{metric}_about", "")
+    return Chart(_html_id(metric + suffix), title[:1].upper() + title[1:] + suffix, description, metric)
 
 
 def _build_chart(
@@ -62,9 +166,7 @@ def _build_chart(
     is_quality: bool,
 ) -> Chart:
     """Build the plot of a metric. `is_quality`: True for training loss and validation metrics."""
-    title = language.words.get(metric, language.label(metric))
-    description = language.words.get(f"{metric}_about", "")
-    chart = Chart(_html_id(metric + suffix), title[:1].upper() + title[1:] + suffix, description, metric)
+    chart = _empty_chart(metric, suffix, language)
     for run_index in run_indices:
         curves = runs[run_index].curves
         curve_groups = (
@@ -75,17 +177,24 @@ def _build_chart(
                 label = language["validation" if is_validation else "training"]
                 label = label if len(runs) == 1 else f"{names[run_index]} · {label}" if is_quality else names[run_index]
                 if metric in curves_by_metric:
-                    chart.curves.append((run_index, curves_by_metric[metric], is_validation, label))
+                    chart.curves.append(Trace(run_index, curves_by_metric[metric], is_validation, label))
     return chart
 
 
 def plot_data(chart: Chart, runs: Sequence[RunData], language: Language) -> dict[str, Any]:
     """Return the data of a plot for the page's script."""
     traces = [
-        {"run": run_index, "validation": is_validation, "label": escape(label, quote=False), **_plot_points(curve)}
-        for run_index, curve, is_validation, label in chart.curves
+        {
+            "run": trace.run_index,
+            "validation": trace.is_validation,
+            "label": escape(trace.label, quote=False),
+            "style": trace.style,
+            "band": None if trace.band is None else _round_column(trace.band),
+            **_plot_points(trace.curve),
+        }
+        for trace in chart.curves
     ]
-    run_indices = dict.fromkeys(run_index for run_index, *_ in chart.curves)
+    run_indices = dict.fromkeys(trace.run_index for trace in chart.curves)
     marks = [mark for index in run_indices for mark in _event_marks(chart, index, runs, language)]
     return {"id": chart.id, "percent": chart.metric in _FRACTION_METRICS, "traces": traces, "marks": marks}
 
@@ -102,16 +211,17 @@ def list_axes(runs: Sequence[RunData]) -> list[str]:
 
 def build_table(chart: Chart, language: Language) -> dict[str, Any]:
     """Return some values of a plot as a table, for readers who cannot see the plot."""
-    values = [dict(zip(curve.step.tolist(), curve.value.tolist(), strict=True)) for _, curve, *_ in chart.curves]
+    curves = [trace.curve for trace in chart.curves]
+    values = [dict(zip(curve.step.tolist(), curve.value.tolist(), strict=True)) for curve in curves]
     steps: set[float] = set()
-    for _, curve, *_ in chart.curves:
+    for curve in curves:
         steps |= {*curve.step[np.unique(np.linspace(0, len(curve.step) - 1, _TABLE_ROWS).astype(int))].tolist()}
     format_value = language.percent if chart.metric in _FRACTION_METRICS else language.number
     rows = [
         [language.integer(step), *(format_value(curve[step]) if step in curve else "" for curve in values)]
         for step in sorted(steps)
     ]
-    return {"columns": [label for *_, label in chart.curves], "rows": rows}
+    return {"columns": [trace.label for trace in chart.curves], "rows": rows}
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +258,7 @@ EVENT_WORDS = {"checkpoint": "checkpoint", "best": "best", "restart": "restart",
 def _event_marks(chart: Chart, run_index: int, runs: Sequence[RunData], language: Language) -> Iterator[dict[str, Any]]:
     """Yield the events of a run as points on its curve, one trace per kind."""
     curve = next(
-        (curve for index, curve, is_validation, _ in chart.curves if index == run_index and not is_validation), None
+        (trace.curve for trace in chart.curves if trace.run_index == run_index and not trace.is_validation), None
     )
     if curve is None or chart.metric not in _METRICS_WITH_EVENTS:
         return

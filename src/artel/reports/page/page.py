@@ -33,6 +33,7 @@ COLORS = {
 }
 _SECTIONS = {
     "details": "details",
+    "rounds": "rounds",
     "samples": "samples",
     "text": "text",
     "time": "profile",

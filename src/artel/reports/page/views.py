@@ -15,6 +15,7 @@ from artel.reports.details import Details, Matrix, is_number, list_columns, read
 from artel.reports.page.charts import EVENT_WORDS, list_events
 from artel.reports.page.language import Language
 from artel.reports.page.run_file import changed_keys, config_value, format_yaml
+from artel.reports.rounds import Answer, RoundSummary
 from artel.reports.run_data import RunData, Sample
 from artel.training.comparison import EXPECTED, choice_values, expected_range
 
@@ -48,6 +49,8 @@ def build_view(run: RunData, run_index: int, name: str, color: str, language: La
             {"step": language.integer(event.step), "kind": language[EVENT_WORDS[event.kind]], "text": event.text}
             for event in list_events(run, language)
         ],
+        "rounds": [_round_view(round_, run_index, language) for round_ in run.rounds],
+        "rounds_lead": _describe_rounds(run, language),
         "samples": _sample_groups(run, run_index, language),
         "ledger": ledger_view(run, run_index, language),
         "profile": _profile_view(run, run_index, language),
@@ -83,13 +86,15 @@ def _describe_state(run: RunData, language: Language) -> str:
     """Return a sentence or two about the state of the run."""
     status, elapsed, left = run.status, run.elapsed_seconds, run.seconds_left
     newest = max((checkpoint.step for checkpoint in run.checkpoints), default=None)
-    text = language[f"verdict_{status.state.replace(' ', '_')}"].format(
+    state = "stopped_unsaved" if status.state == "stopped" and newest is None else status.state.replace(" ", "_")
+    text = language[f"verdict_{state}"].format(
         step=language.integer(status.step),
         of=language["of_steps"].format(steps=language.integer(run.steps)) if run.steps else "",
         time=language["in_time"].format(time=language.duration(elapsed)) if elapsed is not None else "",
         left=language["time_left"].format(time=language.duration(left)) if left is not None else "",
         silent=language.duration(status.silent_seconds),
         message=status.message,
+        doing=language["verdict_doing"].format(doing=language.phrase(status.doing)) if status.doing else "",
         checkpoint=language["from_checkpoint"].format(step=language.integer(newest)) if newest is not None else "",
     )
     if status.silent_ranks:
@@ -111,6 +116,11 @@ def _describe_setup(run: RunData, language: Language) -> str:
 def _metric_tiles(run: RunData, language: Language) -> Iterator[dict[str, str]]:
     """Yield a tile for each of the most important metrics."""
     curves, newest = run.curves, run.curves.newest
+    if run.rounds:
+        round_ = run.rounds[0]
+        deviation = f"± {language.number(round_.deviation)}"
+        yield _make_tile(language["tile_reward"], language.number(round_.reward), more=deviation)
+        yield _make_tile(language["tile_signal"], language.percent(round_.signal, 0))
     best = next((checkpoint.step for checkpoint in run.checkpoints if checkpoint.is_best), None)
     for name in dict.fromkeys([str(config_value(run.config, "checkpoint", "best") or "loss"), "bits_per_byte"]):
         if name not in curves.validation:
@@ -149,6 +159,60 @@ def _metric_tiles(run: RunData, language: Language) -> Iterator[dict[str, str]]:
 
 def _make_tile(label: str, value: str, unit: str = "", more: str = "") -> dict[str, str]:
     return {"label": label, "figure": value, "unit": unit, "more": more}
+
+
+# Rounds ------------------------------------------------------------------------------------
+
+
+def _describe_rounds(run: RunData, language: Language) -> str:
+    return language["rounds_lead"].format(
+        count=language.integer(run.round_count), shown=language.integer(len(run.rounds))
+    )
+
+
+def _round_view(round_: RoundSummary, run_index: int, language: Language) -> dict[str, Any]:
+    """Return a round as a table of answers that the reader can sort by any of its numbers."""
+    about = language["round_about"].format(
+        answers=language.integer(round_.answers),
+        prompts=language.integer(round_.prompts),
+        reward=language.number(round_.reward),
+        deviation=language.number(round_.deviation),
+        signal=language.percent(round_.signal, 0),
+        tokens=language.integer(round_.mean_length),
+        cut_off=language.percent(round_.cut_off, 0),
+    )
+    if round_.failed:
+        about += " " + language["round_failed"].format(count=language.integer(round_.failed))
+    if len(round_.shown) < round_.answers:
+        about += " " + language["round_left_out"].format(
+            count=language.integer(round_.answers - len(round_.shown)), file=f"rollouts/{round_.number:06d}.jsonl.zst"
+        )
+    return {
+        "id": f"round-{run_index}-{round_.number}",
+        "title": language["round_title"].format(number=language.integer(round_.number)),
+        "about": about,
+        "columns": [
+            language["round_reward"],
+            *round_.reward_names,
+            language["tokens"],
+            language["round_prompt_number"],
+        ],
+        "rows": [_answer_row(answer, round_, language) for answer in round_.shown],
+    }
+
+
+def _answer_row(answer: Answer, round_: RoundSummary, language: Language) -> dict[str, Any]:
+    rewards = [answer.reward, *(answer.rewards.get(name) for name in round_.reward_names)]
+    cells = [(value, "–" if value is None else language.number(value)) for value in rewards]
+    cells += [(number, language.integer(number)) for number in (answer.tokens, answer.number)]
+    notes = [language["round_cut_off"]] if answer.cut_off else []
+    notes += [f"{name}: {reason}" for name, reason in answer.failures.items()]
+    return {
+        "cells": [{"value": "" if value is None else repr(value), "text": text} for value, text in cells],
+        "prompt": answer.prompt,
+        "text": answer.text,
+        "notes": notes,
+    }
 
 
 # Samples, text, time -----------------------------------------------------------------------

@@ -1,4 +1,5 @@
-"""Writes the status file of each training process every few seconds: a sign of life, and the step (`rank_file.py`).
+"""Writes the status file of each training process every few seconds: a sign of life, the step, and the work
+between two steps (`rank_file.py`).
 
 A thread writes the file, so that a process in a long validation does not look dead. A killed process leaves a file with
 state `running` and an old time.
@@ -45,8 +46,13 @@ class StatusWriter(threading.Thread):
     def write(self, state: str, message: str = "") -> None:
         world = self._world
         memory = round(memory_in_use(world.device) / 2**30, 4)
-        step = 0 if self._run is None else self._run.step
-        measurements = {"device": str(world.device), "step": step, "memory_gib": memory}
+        run = self._run
+        measurements = {
+            "device": str(world.device),
+            "step": 0 if run is None else run.step,
+            "memory_gib": memory,
+            "doing": "" if run is None else run.trackers.doing,
+        }
         write_rank(self._folder, world.rank, measurements, state, message, every=self._every, identity=self._identity)
 
 

@@ -49,12 +49,31 @@ function axisTitle() {
   return view.axis === "seconds" ? page.words[chooseTimeUnit().name] : page.words[view.axis];
 }
 
+// Metrics of one run in a plot differ in color; with several runs, color is the run's and they differ in dashes.
+const DASHES = ["solid", "dash", "dashdot", "longdash"];
+function lineStyle(chart, trace) {
+  const isSingle = chart.traces.every((other) => other.run === trace.run);
+  const dash = isSingle ? "solid" : DASHES[trace.style % DASHES.length];
+  return { color: runColor(isSingle ? trace.run + trace.style : trace.run), width: 1.8, dash: trace.validation ? "dot" : dash };
+}
+
+// Two invisible lines with the area between them filled.
+function bandTraces(trace, line) {
+  if (!trace.band) return [];
+  const shared = { type: "scatter", mode: "lines", x: xValues(trace), line: { width: 0, color: line.color }, showlegend: false, hoverinfo: "skip" };
+  return [
+    { ...shared, y: trace.value.map((value, index) => value + trace.band[index]) },
+    { ...shared, y: trace.value.map((value, index) => value - trace.band[index]), fill: "tonexty", fillcolor: `${line.color}22` },
+  ];
+}
+
 function lineTraces(chart) {
   const traces = [];
   for (const trace of chart.traces) {
+    const line = lineStyle(chart, trace);
+    traces.push(...bandTraces(trace, line));
     const shared = {
-      type: "scatter", x: xValues(trace), hoverlabel: { namelength: -1 },
-      line: { color: runColor(trace.run), width: 1.8, dash: trace.validation ? "dot" : "solid" },
+      type: "scatter", x: xValues(trace), hoverlabel: { namelength: -1 }, line,
       hovertemplate: `%{y:.5~g}<extra>${trace.label}</extra>`,
     };
     const mode = trace.validation || trace.value.length < 3 ? "lines+markers" : "lines";
@@ -218,6 +237,27 @@ function setUp() {
   addEventListener("beforeprint", () => { const theme = root.dataset.theme; setTheme("light"); draw(); setTheme(theme || "auto"); });
   addEventListener("afterprint", draw);
   document.addEventListener("click", copy);
+  document.addEventListener("click", (event) => {
+    const button = event.target.closest("button[data-sort]");
+    if (button) sortByButton(button);
+  });
+}
+
+// Tables of answers: a click on a column sorts by it, highest first; a second click reverses. Rows without a value come
+// last.
+const sorting = {};
+function sortByButton(button) {
+  const table = button.closest("table"), isDescending = button.closest("th").ariaSort === "descending";
+  sorting[table.id] = [Number(button.dataset.sort), isDescending ? "ascending" : "descending"];
+  sortTable(table);
+}
+
+function sortTable(table) {
+  const [column, direction] = sorting[table.id], sign = direction === "ascending" ? 1 : -1;
+  const body = table.tBodies[0], value = (row) => row.cells[column].dataset.value;
+  const compare = (a, b) => (!value(a) - !value(b)) || sign * (value(a) - value(b));
+  body.replaceChildren(...[...body.rows].sort(compare));
+  [...table.tHead.rows[0].cells].forEach((cell, index) => { cell.ariaSort = index === column ? direction : null; });
 }
 
 function setTheme(theme) {
@@ -289,6 +329,7 @@ function replaceSection(section, content) {
   const closed = new Set([...section.querySelectorAll("details:not([open])")].map((details) => details.id));
   section.querySelectorAll(".js-plotly-plot").forEach((plot) => Plotly.purge(plot));
   section.replaceChildren(content);
+  for (const table of section.querySelectorAll("table.sortable")) if (sorting[table.id]) sortTable(table);
   for (const details of section.querySelectorAll("details")) {
     if (open.has(details.id)) details.open = true;
     else if (closed.has(details.id)) details.open = false;
