@@ -33,6 +33,10 @@ class Rounds(Protocol):
         """Write and score the answers that a step learns from, unless they are there. Collective."""
         ...
 
+    def close(self) -> None:
+        """End the processes of the rewards."""
+        ...
+
 
 @dataclass(slots=True)
 class Run:
