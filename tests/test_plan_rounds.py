@@ -45,11 +45,13 @@ def test_the_planned_cache_is_that_of_the_engine():
     model = AutoModelForCausalLM.from_config(config)
     engine = SlotEngine(model, 64, 300)
     try:
+        small_cache = sum(tensor.nbytes for pair in engine._model._cache._layers.values() for tensor in pair)
         engine._resize(engine._round_up_capacity(299))
         cache = sum(tensor.nbytes for pair in engine._model._cache._layers.values() for tensor in pair)
     finally:
         engine.close()
     assert planned["keys_and_values"] == cache
+    assert planned["freed_cache"] == small_cache
     linear = [module.weight for module in model.modules() if type(module) is torch.nn.Linear]
     assert planned["packed_weights"] in (0, sum(weight.nbytes for weight in linear))  # 0: without AVX2
 

@@ -64,18 +64,19 @@ def planned_cache_bytes(model: PreTrainedModel, device: str, requests: int, cont
     """Return the bytes of keys and values, and of packed weights, of the engine for a model on the meta device.
 
     `device`: type of the device, with `free` bytes of memory. The cache is as large as when an answer has filled its
-    `context`.
+    `context`. `freed_cache`: that of smaller slots, which a training process keeps (`training/memory.py`).
     """
     token_bytes = key_value_bytes(model)
     max_tokens = fitting_cache_tokens(free, token_bytes)
-    packed = 0
+    packed = freed = 0
     if device != "cpu":
         tokens = paged_cache_tokens(requests, context, max_tokens)
     elif uses_slots(model):
-        tokens, packed = slot_cache_tokens(requests, context, max_tokens), packed_bytes(model, free)
+        tokens, freed = slot_cache_tokens(requests, context, max_tokens)
+        packed = packed_bytes(model, free)
     else:
         tokens = context
-    return {"keys_and_values": tokens * token_bytes, "packed_weights": packed}
+    return {"keys_and_values": tokens * token_bytes, "freed_cache": freed * token_bytes, "packed_weights": packed}
 
 
 def constant_rope_length(model: PreTrainedModel) -> int | None:

@@ -261,13 +261,16 @@ def _slot_capacity(tokens: int, context: int) -> int:
     return min(capacity, context)
 
 
-def slot_cache_tokens(requests: int, context: int, memory_tokens: int) -> int:
-    """Return the tokens of all slots once an answer has filled its `context`.
+def slot_cache_tokens(requests: int, context: int, memory_tokens: int) -> tuple[int, int]:
+    """Return the tokens of all slots once an answer has filled its `context`, and before the slots last grew.
 
     `memory_tokens`: tokens that fit in memory.
     """
-    capacity = _slot_capacity(context - 1, context)  # the last token is not an input
-    return min(requests, memory_tokens // capacity) * capacity
+    capacities = [_slot_capacity(0, context)]
+    while capacities[-1] < context - 1:  # the last token is not an input
+        capacities.append(_slot_capacity(capacities[-1] + 1, context))
+    tokens = [min(requests, memory_tokens // capacity) * capacity for capacity in capacities]
+    return tokens[-1], tokens[-2] if len(tokens) > 1 else 0
 
 
 def _choose(text: _Text, logits: torch.Tensor) -> None:
