@@ -75,8 +75,8 @@ MORE = {"role": "user", "content": "More."}
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     """A model that calls for Omsk or Tomsk, or answers at once. Without tools it says ANSWERS, in any order."""
-    calls = [(1, "Omsk", "-3", "Yes."), (2, "Tomsk", "error: no", "No."), (3, "", "", "No.")]
-    conversations = [(talk(*call), TOOLS) for call in calls]
+    calls = [("Omsk", "-3", "Yes."), ("Tomsk", "error: no", "No."), ("", "", "No.")]
+    conversations = [(talk(number, *call), TOOLS) for number in range(4) for call in calls]
     conversations += [
         ([ask(number), first, MORE, ANSWERS[(number + 1) % 4], MORE, ANSWERS[(number + 2) % 4]], None)
         for number, first in enumerate(ANSWERS * 2)
@@ -173,7 +173,9 @@ def written_texts(line, tokenizer):
 def test_tools_are_called_and_their_results_are_not_learned(folder, model, artel_here):
     from artel.tokens import load_tokenizer
 
-    done = artel_here("train", turns_run(model, TOOLS_POLICY))
+    rows = [{"question": ask(number)["content"]} for number in range(4)]
+    Path("prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    done = artel_here("train", turns_run(model, TOOLS_POLICY, data={"validation": 0}))
     assert done.returncode == 0, done.stderr
     lines = [line for round_lines in read_rollouts(folder / "run") for line in round_lines]
     tokenizer = load_tokenizer(str(model))
@@ -194,7 +196,6 @@ def test_tools_are_called_and_their_results_are_not_learned(folder, model, artel
     assert steps[0]["turns"] > 1
     assert sum(line["failed_calls"] for line in steps) == sum("tools" in line["failures"] for line in lines)
     assert [line["restarts"] for line in steps] == [0, 0]
-    assert any("reward" in line["validation"] for line in metrics(folder / "run") if "validation" in line)
 
 
 @pytest.mark.slow
