@@ -15,7 +15,7 @@ from artel.config import TokenizerTraining
 from artel.models.logits_loss import target_log_probs
 from artel.objectives.answer_rows import Answer, answer_tensors
 from artel.objectives.policy.config import PRESETS, PolicyConfig
-from artel.objectives.policy.losses import advantages, best_and_worst, has_signal, overlong_penalties, policy_sums
+from artel.objectives.policy.losses import advantages, best_and_worst, has_signal, policy_sums
 from artel.tokens import train_tokenizer
 from support.preferences import MODEL
 
@@ -270,7 +270,8 @@ def test_penalties_of_long_answers_equal_those_of_trl():
     rewards = pytest.importorskip("trl.rewards", reason="trl is not installed")
     lengths = list(range(1, 21))
     expected = rewards.get_soft_overlong_punishment(20, 6)([[0] * length for length in lengths])
-    assert overlong_penalties(torch.tensor(lengths), 20, 6).tolist() == pytest.approx(expected)
+    policy = PolicyConfig(overlong="punish", new_tokens=20, overlong_tokens=6)
+    assert [policy.overlong_penalty(length) for length in lengths] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("preset", OF_ANSWERS)
@@ -419,8 +420,7 @@ def test_keys_that_are_set_change_the_preset():
         0.01,
         9,
     )
-    assert PolicyConfig(overlong="punish", new_tokens=100).penalty_tokens == 20
-    assert PolicyConfig(overlong="punish", overlong_tokens=7).penalty_tokens == 7
+    assert PolicyConfig(overlong="punish", new_tokens=100).overlong_penalty(90) == -0.5  # a fifth is 20 tokens
 
 
 @pytest.mark.parametrize(

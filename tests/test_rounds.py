@@ -191,7 +191,9 @@ def test_rewards_that_hang_cost_their_limit_only(folder):
 
 @pytest.mark.parametrize("page", ["docs/policy.md", "docs/ru/policy.md"])
 def test_the_python_of_the_page(folder, page, capsys):
-    function, _, _, reader = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
+    function = next(block for block in blocks if "# rewards.py" in block)
+    reader = next(block for block in blocks if "zstandard" in block)
     (folder / "rewards.py").write_text(function)
     rows = [{"prompt": f"Number {number} is written as", "answer": "a e i o u n s t"} for number in range(20)]
     (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

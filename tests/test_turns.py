@@ -333,8 +333,11 @@ def test_mistakes_are_refused_with_their_key(folder, policy, key):
 @pytest.mark.parametrize("page", ["docs/policy.md", "docs/ru/policy.md"])
 def test_the_examples_of_the_page(folder, page):
     text = (ROOT / page).read_text(encoding="utf-8")
-    _, functions, game, _ = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    _, tools_run, game_run = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    blocks = re.findall(r"```(?:python|yaml)\n(.*?)```", text, re.DOTALL)
+    functions, game, tools_run, game_run = (
+        next(block for block in blocks if text in block)
+        for text in ("# functions.py", "# game.py", "tools: functions.py", "environment: game.py:Guess")
+    )
     Path("functions.py").write_text(functions)
     Path("game.py").write_text(game)
     for run in (tools_run, game_run):

@@ -329,6 +329,8 @@ class RoundSettings:
     """File with functions that the model may call."""
     environment: str | None = None
     """Class that answers replies: FILE.py:CLASS or MODULE:CLASS."""
+    penalty: Callable[[int], float] | None = None
+    """Returns the penalty of an answer for its number of tokens. It is added to the rewards that are learned from."""
     fraction: float = 1.0
     """Fraction of the samples that are answered. The others are learned as they are stored."""
 

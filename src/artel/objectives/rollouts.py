@@ -21,6 +21,9 @@ import zstandard
 from artel.errors import InputError
 from artel.storage import write_file
 
+MIN_SPREAD = 1e-8
+"""Rewards of a group that differ by less are equal: sums of the same terms in another order differ by rounding."""
+
 
 @dataclass(frozen=True, slots=True)
 class Segment:
@@ -140,10 +143,7 @@ def load_round(folder: Path, number: int) -> Round:
     file = round_file(folder, number)
     try:
         lines = zstandard.ZstdDecompressor().decompress(file.read_bytes(), allow_extra_data=False).splitlines()
-        rollouts = tuple(map(Rollout.from_json, lines))
-        if not rollouts:
-            raise ValueError("it has no answers")
-        return Round(number, rollouts)
+        return Round(number, tuple(map(Rollout.from_json, lines)))
     except (zstandard.ZstdError, ValueError, TypeError) as error:
         raise InputError.at(str(file), f"is damaged: {error}", "restore a copy of it") from None
 

@@ -58,6 +58,8 @@ class AnswerWriter:
     seed: int
     show_progress: Callable[[str, float], None]
     """Called with the activity and the finished fraction."""
+    is_training: bool = True
+    """False for a validation: answers then have no penalty."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Seconds that this process spent on each activity."""
     _activity: str = "writing"
@@ -176,6 +178,9 @@ class AnswerWriter:
             if self.pool.has_environment_reward:
                 rewards["environment"] = draft.reward
                 reward = reward if draft.reward is None else (reward or 0.0) + draft.reward
+            if self.settings.penalty is not None and self.is_training:
+                rewards["overlong"] = self.settings.penalty(draft.written)
+                reward = None if reward is None else reward + rewards["overlong"]
             results.append((rewards, None if "environment" in draft.failures else reward))
         return results
 

@@ -69,8 +69,9 @@ class RewardValidation(Validation):
     ) -> tuple[dict[str, float], np.ndarray]:
         """Write and score an answer to each of the first `limit` prompts. Return their mean rewards."""
         writer = AnswerWriter(
-            self._objective, self.split, strategy, self._world, self._pool, self._seed, lambda _, done: progress(done)
-        )
+            self._objective, self.split, strategy, self._world, self._pool, self._seed, lambda _, done: progress(done),
+            is_training=False,
+        )  # fmt: skip
         questions = [Question(index, index, -1) for index in range(self.num_samples(limit))]
         rollouts = [group[0] for group in writer.write(questions, 1)]
         scores = [_Score(rollout.reward, rollout.rewards, rollout.length, rollout.failures) for rollout in rollouts]

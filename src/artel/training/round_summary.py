@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from artel.errors import InputError
-from artel.objectives.rollouts import Rollout
+from artel.objectives.rollouts import MIN_SPREAD, Rollout
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,8 @@ def summarize(groups: Sequence[Sequence[Rollout]]) -> RoundSummary:
 
 def has_signal(group: Sequence[Rollout]) -> bool:
     """True if the answers to a prompt have different rewards. Only then can a model learn from them."""
-    return len({rollout.reward for rollout in group if rollout.reward is not None}) > 1
+    rewards = [rollout.reward for rollout in group if rollout.reward is not None]
+    return bool(rewards) and max(rewards) - min(rewards) > MIN_SPREAD
 
 
 def check_signal(groups: Sequence[Sequence[Rollout]]) -> None:

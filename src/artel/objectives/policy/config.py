@@ -220,7 +220,10 @@ class PolicyConfig(Section):
         """True if an answer may have several replies."""
         return self.tools is not None or self.environment is not None
 
-    @property
-    def penalty_tokens(self) -> int:
-        """Number of final tokens over which `overlong: punish` raises the penalty from 0 to 1."""
-        return self.overlong_tokens or max(1, self.new_tokens // 5)
+    def overlong_penalty(self, length: int) -> float:
+        """Return the penalty that `overlong: punish` adds to a reward: 0 to -1 (DAPO, equation 13).
+
+        `length`: tokens of the answer, at most `new_tokens`. The penalty grows over the last `overlong_tokens` of them.
+        """
+        last = self.overlong_tokens or max(1, self.new_tokens // 5)
+        return max(-1.0, min(0.0, (self.new_tokens - last - length) / last))

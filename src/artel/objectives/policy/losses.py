@@ -18,6 +18,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from artel.objectives.policy.config import Advantage, PolicySettings
+from artel.objectives.rollouts import MIN_SPREAD
 
 if TYPE_CHECKING:
     import torch
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
 _EPSILON = 1e-4
 """Added to the standard deviation of a group. The papers specify neither this value nor the kind of deviation. Both are
 TRL's, so that the losses are equal: 1e-4, and the sample standard deviation (divided by count - 1)."""
-_MIN_SPREAD = 1e-8
-"""Rewards of a group that differ by less are equal: sums of the same terms in another order differ by rounding."""
 _MAX_LOG_RATIO = 20.0
 """Larger log ratios are clamped, as in verl, because exp overflows at 88. The gradient beyond is 0."""
 
@@ -38,7 +37,7 @@ def has_signal(rewards: torch.Tensor) -> torch.Tensor:
     missing = rewards.isnan()
     highest = rewards.masked_fill(missing, -torch.inf).amax(dim=1)
     lowest = rewards.masked_fill(missing, torch.inf).amin(dim=1)
-    return highest - lowest > _MIN_SPREAD
+    return highest - lowest > MIN_SPREAD
 
 
 def best_and_worst(rewards: torch.Tensor) -> torch.Tensor:
@@ -51,7 +50,7 @@ def best_and_worst(rewards: torch.Tensor) -> torch.Tensor:
     missing = rewards.isnan()
     highest = rewards.masked_fill(missing, -torch.inf).amax(dim=1, keepdim=True)
     lowest = rewards.masked_fill(missing, torch.inf).amin(dim=1, keepdim=True)
-    is_best, is_worst = rewards >= highest - _MIN_SPREAD, rewards <= lowest + _MIN_SPREAD
+    is_best, is_worst = rewards >= highest - MIN_SPREAD, rewards <= lowest + MIN_SPREAD
     indices = torch.stack([is_best.int().argmax(dim=1), is_worst.int().argmax(dim=1)], dim=1)
     return indices.where(has_signal(rewards)[:, None], -1)
 
@@ -76,14 +75,6 @@ def advantages(rewards: torch.Tensor, kind: Advantage) -> torch.Tensor:
     elif kind == "best":
         differences = (torch.arange(rewards.shape[1]) == best_and_worst(rewards)[:, :1]).to(rewards.dtype)
     return differences.where(learns, 0.0)
-
-
-def overlong_penalties(lengths: torch.Tensor, new_tokens: int, penalty_tokens: int) -> torch.Tensor:
-    """Return the penalty that `overlong: punish` adds to each reward, float64: 0 to -1 (DAPO, equation 13).
-
-    `lengths`: tokens of each answer, at most `new_tokens`. The penalty grows over the last `penalty_tokens` of them.
-    """
-    return (new_tokens - penalty_tokens - lengths).double().div(penalty_tokens).clamp(min=-1, max=0)
 
 
 class PolicySums(NamedTuple):

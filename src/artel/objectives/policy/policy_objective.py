@@ -225,6 +225,7 @@ class PolicyOptimization(Objective):
             resample=self._loss_settings.resample,
             reward_seconds=policy.reward_timeout,
             reward_bytes=policy.reward_memory,
+            penalty=policy.overlong_penalty if policy.overlong == "punish" else None,
             turns=(policy.turns or _TURNS) if policy.has_turns else 1,
             tools=policy.tools,
             environment=policy.environment,
@@ -249,14 +250,11 @@ class PolicyOptimization(Objective):
     def set_round(self, round_: Round, *, is_fresh: bool, seconds: Mapping[str, float]) -> None:
         import torch
 
-        from artel.objectives.policy.losses import has_signal, overlong_penalties
+        from artel.objectives.policy.losses import has_signal
 
         policy = self._policy
         rewards = torch.from_numpy(round_.rewards)
         lengths = np.array([rollout.length for rollout in round_.rollouts])
-        if policy.overlong == "punish":
-            penalties = overlong_penalties(torch.from_numpy(lengths), policy.new_tokens, policy.penalty_tokens)
-            rewards = rewards + penalties.reshape(rewards.shape)
         self._set_groups(round_, rewards)
         self._is_fresh = is_fresh
         valid = rewards[~rewards.isnan()]
