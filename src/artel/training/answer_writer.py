@@ -100,7 +100,8 @@ class AnswerWriter:
         """Write `answers` answers to each question. All unfinished answers get their next reply together."""
         drafts: list[Draft] = []
         for question in questions:
-            ids, reference = self.prompt_ids(question), self.split.reference(question.index)
+            ids = self.prompt_ids(question)
+            reference = self.split.reference(question.index) if self.settings.is_scored else {}
             new_tokens = min(self.settings.sampling.new_tokens, self.objective.config.data.block - len(ids))
             for answer in range(answers):
                 dialogue = self.objective.dialogue(reference)
