@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import defaultdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -25,7 +27,7 @@ def rewards() -> None:
 
 
 @app.command("try", short_help="Score answers of the untrained model.")
-def try_(
+def try_command(
     name: RunName,
     overrides: OverrideWords = None,
     prompts: Annotated[int, typer.Option(min=1, help="Number of prompts; each gets policy.answers answers.")] = 8,
@@ -61,13 +63,15 @@ def try_(
     else:
         print_result("\n".join(_format_table(trial)))
     print_status(trial.summary.describe())
-    print_status(", ".join(f"{name}: {value:.3g} s an answer" for name, value in trial.seconds_per_answer.items()))
-    for reward in trial.names:
-        failures = [
-            rollout.failures[reward] for group in trial.groups for rollout in group if reward in rollout.failures
-        ]
-        if failures:
-            print_status(f"{reward} failed on {len(failures)} of {trial.summary.answers} answers: {failures[0]}")
+    if trial.seconds_per_answer:
+        seconds = (f"{name}: {value:.3g} s per answer" for name, value in trial.seconds_per_answer.items())
+        print_status(", ".join(seconds))
+    failures: dict[str, list[str]] = defaultdict(list)
+    for rollout in itertools.chain.from_iterable(trial.groups):
+        for name, reason in rollout.failures.items():
+            failures[name].append(reason)
+    for name, reasons in failures.items():
+        print_status(f"{name} failed on {len(reasons)} of {trial.summary.answers} answers: {reasons[0]}")
     check_signal(trial.groups)
 
 

@@ -110,7 +110,7 @@ def writing_problems(config: RunConfig) -> list[Problem]:
     parallel = config.parallel
     fix = "use ddp, zero1, zero2, fsdp or tensor"
     return [
-        Problem(f"parallel.{key}", "the model cannot write answers while it is split so", fix)
+        Problem(f"parallel.{key}", "the model cannot write answers with this kind of parallelism", fix)
         for key, is_set in (("pipeline", parallel.pipeline > 1), ("deepspeed", parallel.deepspeed is not None))
         if is_set
     ]

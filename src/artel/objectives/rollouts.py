@@ -80,7 +80,7 @@ class Rollout:
 
     @classmethod
     def from_json(cls, line: bytes) -> Rollout:
-        """Return the rollout in a line of a file. Raise ValueError or TypeError if it is none."""
+        """Return the rollout in a line of a file. Raise ValueError or TypeError if it is not one."""
         fields = orjson.loads(line)
         return cls(**fields | {"restarts": [Segment(**segment) for segment in fields.get("restarts", [])]})
 

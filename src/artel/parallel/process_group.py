@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -75,6 +75,21 @@ class World:
                 raise WorkError.at(f"process {rank}", rank_failure, "see its message")
             results[rank :: self.size] = rank_results
         return results
+
+    def call_on_first(self, work: Callable[[], T]) -> T:
+        """Return `work()`, called on the first rank only. Raise WorkError on all ranks if it fails."""
+        if self.size == 1:
+            return work()
+        result, failure = None, ""
+        if self.first:
+            try:
+                result = work()
+            except Exception as error:  # otherwise the other ranks would wait forever
+                failure = str(error) or type(error).__name__
+        first_result, first_failure = self.all_gather((result, failure))[0]
+        if first_failure:
+            raise WorkError.at("process 0", first_failure, "see its message")
+        return cast(T, first_result)
 
     def set_timeout(self, seconds: float) -> None:
         """Set the timeout of collectives in every existing group, since libraries create their own."""

@@ -88,14 +88,14 @@ class Environments:
     def _make(self, request: dict[str, Any]) -> tuple[_Instance, str | None]:
         assert self._class is not None
         instance = _Instance(self._class())
-        return instance, _read_text("reset", instance.environment.reset(request["row"]))
+        return instance, _read_text("reset", instance.environment.reset(request["row"])) or None
 
     def _repeat(self, request: dict[str, Any]) -> _Instance:
         """Make an instance that was lost with its process: repeat its steps."""
         instance, opening = self._make(request)
         messages = [opening, *(_step(instance, reply)[0] for reply, _ in request["steps"])]
         if messages != [request["opening"], *(message for _, message in request["steps"])]:
-            raise _WrongValue("was lost with its process, and says something else when its steps are repeated")
+            raise _WrongValue("is not deterministic: repeated after its process was lost, it gave other messages")
         return instance
 
 
@@ -115,7 +115,7 @@ def _read_text(method: str, value: Any) -> str | None:
         return None
     if not isinstance(value, str):
         raise _WrongValue(f"{method} returned {type(value).__name__} as its message, not a text or None")
-    return _clean(value) or None
+    return _clean(value)
 
 
 def _clean(text: str) -> str:

@@ -29,6 +29,8 @@ _CONCURRENT_CALLS = 16
 """Maximum number of concurrent calls of a coroutine function, per process."""
 _START_SECONDS = 300.0
 """Time for a process to start and import the rewards; torch takes 20 s on a busy disk."""
+_RESERVED_NAMES = ("environment", "overlong", "tools", "template")
+"""Names in a round's file that are not those of a reward."""
 _GRACE_SECONDS = 2.0
 """Time for a process to report which of its concurrent calls timed out, before all are repeated one by one."""
 
@@ -113,6 +115,8 @@ class RewardPool:
         self._start_seconds = start_seconds
         self._slots: list[RewardProcess | None] = [None] * (workers + 1)
         """None: a process that is not started yet. The last one holds the rewards with a model, if there are any."""
+        self._homes: dict[int, RewardProcess | None] = {}
+        """The process that has answered an answer's latest request."""
         self._idle: queue.LifoQueue[int] = queue.LifoQueue()
         for slot in reversed(range(workers)):
             self._idle.put(slot)
@@ -214,7 +218,12 @@ class RewardPool:
     def _serve(self, job: Job) -> list[dict[str, Any]]:
         slot, answers = job.answer % self._workers, []
         for request in job.requests:
-            answer = self._ask(slot, request, self._seconds)
+            # An instance whose process was lost repeats its steps first.
+            repeated_steps = (
+                len(request.get("steps", [])) if self._homes.get(job.answer) is not self._slots[slot] else 0
+            )
+            answer = self._ask(slot, request, self._seconds * (1 + repeated_steps))
+            self._homes[job.answer] = self._slots[slot]
             answers.append({"failure": answer} if isinstance(answer, str) else answer)
         return answers
 
@@ -335,7 +344,7 @@ def _unique_names(terms: Sequence[RewardTerm]) -> list[str]:
     names: list[str] = []
     for term in terms:
         name, number = term.label, 1
-        while name in names:
+        while name in names or name in _RESERVED_NAMES:
             number += 1
             name = f"{term.label}_{number}"
         names.append(name)

@@ -82,9 +82,7 @@ class ModelReward:
         """Return the ids of prompt and answer. Raise an exception if the model cannot read them."""
         from artel.tokens.tokenizer.chat_template import render
 
-        prompt = completion.prompt
-        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [*prompt]
-        messages.append({"role": "assistant", "content": completion.text})
+        messages = completion.messages or [{"role": "user", "content": completion.prompt}, *completion.turns]
         for message in messages:
             for token in self._tokenizer.control_tokens:
                 if token in message["content"]:

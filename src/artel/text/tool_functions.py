@@ -41,16 +41,18 @@ class ToolFunctions:
             return self.call(call)
         except CallFailed as failure:
             return failure.result
+        except MemoryError:
+            return "error: out of memory"
 
     def call(self, call: ToolCall) -> str:
-        """Run a call. Return text unchanged, other values as JSON. Raise CallFailed if it fails."""
+        """Run a call. Return text unchanged, other values as JSON. Raise CallFailed or MemoryError if it fails."""
         function = self._functions.get(call.name)
         if function is None:
             raise CallFailed(f"there is no function {call.name}; the functions are {', '.join(self._functions)}")
         try:
             value = function(**call.arguments)
             return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, MemoryError):
             raise
         except BaseException as error:  # the user's function, with arguments from a model
             raise CallFailed(describe_exception(error)) from None
@@ -105,6 +107,9 @@ def _import_functions(path: Path) -> dict[str, Callable[..., Any]]:
         for name, value in vars(module).items()
         if inspect.isfunction(value) and value.__module__ == module.__name__ and not name.startswith("_")
     }
+    for name, function in functions.items():
+        if inspect.iscoroutinefunction(function):
+            raise InputError.at(str(path), f"{name} is a coroutine function", "write def instead of async def")
     if not functions:
         raise InputError.at(str(path), "defines no function", "add one: def get_weather(city: str) -> str: …")
     return functions

@@ -80,9 +80,7 @@ class AnswerWriter:
             return self.world.map_over_ranks(write_and_score, questions)
         # A forward pass needs the weights of all ranks, so all ranks write every answer. The first rank scores them.
         drafts = self._write_drafts(questions, answers)
-        groups = self.world.all_gather(self._score(drafts, answers) if self.world.first else None)[0]
-        assert groups is not None
-        return groups
+        return self.world.call_on_first(lambda: self._score(drafts, answers))
 
     @contextmanager
     def _measure(self, activity: str) -> Iterator[None]:
@@ -164,8 +162,8 @@ class AnswerWriter:
             return [({}, None) for _ in drafts]
         completions = [
             Completion(
-                prompt=draft.reference["prompt"], text=draft.text, columns=draft.reference["columns"],
-                tokens=draft.written, cut_off=draft.cut_off, replies=draft.messages,
+                prompt=draft.prompt, text=draft.text, columns=draft.reference["columns"], tokens=draft.written,
+                cut_off=draft.cut_off, replies=draft.replies_and_results,
             )
             for draft in drafts
         ]  # fmt: skip
@@ -180,7 +178,7 @@ class AnswerWriter:
                 rewards["environment"] = draft.reward
                 reward = reward if draft.reward is None else (reward or 0.0) + draft.reward
             if self.settings.penalty is not None and self.is_training:
-                rewards["overlong"] = self.settings.penalty(draft.written)
+                rewards["overlong"] = self.settings.penalty(draft.used)
                 reward = None if reward is None else reward + rewards["overlong"]
             results.append((rewards, None if "environment" in draft.failures else reward))
         return results

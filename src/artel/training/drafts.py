@@ -85,6 +85,27 @@ class Draft:
         return self.new_tokens - max(self.written, len(self.next_ids) - len(self.prompt_ids))
 
     @property
+    def used(self) -> int:
+        """Number of tokens after the stored prompt, at least those of one segment: what `new_tokens` limits."""
+        return self.new_tokens if self.cut_off else self.new_tokens - self.space
+
+    @property
+    def prompt(self) -> str | list[dict[str, Any]]:
+        """The prompt for rewards, with the text of the environment."""
+        prompt: str | list[dict[str, Any]] = self.reference["prompt"]
+        if self.opening is None or isinstance(prompt, str):
+            return prompt
+        *earlier, last = prompt
+        if last["role"] != "user":
+            return [*prompt, {"role": "user", "content": self.opening}]
+        return [*earlier, {**last, "content": f"{last['content']}\n\n{self.opening}"}]
+
+    @property
+    def replies_and_results(self) -> list[dict[str, Any]]:
+        """The messages after `prompt`."""
+        return self.messages if self.opening is None else self.messages[1:]
+
+    @property
     def messages(self) -> list[dict[str, Any]]:
         """Replies and the messages between them; empty without tools and environment."""
         return self.dialogue.turns if self.dialogue is not None else []

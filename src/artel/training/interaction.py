@@ -88,15 +88,14 @@ class Interaction:
         positions = [position for position, draft_requests in enumerate(requests) if draft_requests]
         if not positions:
             return results
-        answers = None
-        if self.strategy.holds_full_model or self.world.first:
-            jobs = [Job(drafts[position].position, requests[position]) for position in positions]
+        jobs = [Job(drafts[position].position, requests[position]) for position in positions]
+
+        def respond() -> _Results:
             assert self.pool is not None
             with self.measure():
-                answers = self.pool.respond(jobs, self.report)
-        if not self.strategy.holds_full_model:
-            answers = self.world.all_gather(answers)[0]
-        assert answers is not None
+                return self.pool.respond(jobs, self.report)
+
+        answers = respond() if self.strategy.holds_full_model else self.world.call_on_first(respond)
         for position, answer in zip(positions, answers, strict=True):
             results[position] = answer
         return results

@@ -1,4 +1,4 @@
-"""Validation by the rewards of answers: alone for learning from rewards, beside the loss for other objectives."""
+"""Validation by the rewards of answers: the only metrics of a policy, added to the loss for other objectives."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class LossAndRewardValidation(Validation):
         limit: int | None = None,
         progress: Callable[[float], None] = lambda _: None,
     ) -> tuple[dict[str, float], np.ndarray]:
-        """Evaluate the first `limit` samples, and answer as large a part of the prompts."""
+        """Evaluate the first `limit` samples, and answer the same fraction of the prompts."""
         metrics, outputs = super().evaluate(strategy, micro_batch, limit, lambda done: progress(done / 2))
         part = self.num_samples(limit) / max(1, self.num_samples(self._config.blocks))
         prompts = self._prompts[: math.ceil(len(self._prompts) * part)]
@@ -186,7 +186,7 @@ def make_validation(
             return Validation(objective, split)
         return LossAndRewardValidation(objective, split, config, world)
     max_prompts = None
-    if rewards:
+    if rewards and split.samples:
         pool = open_round_rewards(rounds, config.plugins, rewards, _KEY)
         max_prompts = config.validate_.answers
     elif pool is None:

@@ -63,6 +63,8 @@ def check_signal(groups: Sequence[Sequence[Rollout]]) -> None:
     rewards = sorted({rollout.reward for rollout in rollouts if rollout.reward is not None})
     what = f"all answers to each of {len(groups)} prompts earned the same reward"
     what += f" ({rewards[0]:g})" if len(rewards) == 1 else ""
+    if not rewards:
+        what = f"no answer to any of {len(groups)} prompts has a reward"
     failures = next((rollout.failures for rollout in rollouts if rollout.failures), {})
     if failures:
         name, reason = next(iter(failures.items()))

@@ -195,7 +195,7 @@ class ValidateConfig(Section):
     new_tokens: Length = runtime_only(60, "Tokens to generate per prompt.", ge=1)
     rewards: list[RewardTerm] = runtime_only(
         [],
-        "chat, seq2seq, policy: what scores an answer to each validation prompt, as in policy.rewards. The mean is the "
+        "chat, seq2seq, policy: rewards of answers to validation prompts, as in policy.rewards. The mean is the "
         "metric reward.",
     )
     answers: Count = runtime_only(200, "rewards: maximum number of validation prompts that the model answers.", ge=1)

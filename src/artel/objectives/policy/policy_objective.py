@@ -255,6 +255,7 @@ class PolicyOptimization(Objective):
         policy = self._policy
         rewards = torch.from_numpy(round_.rewards)
         lengths = np.array([rollout.length for rollout in round_.rollouts])
+        learned = torch.tensor([self._is_learned(rollout) for rollout in round_.rollouts]).reshape(rewards.shape)
         self._set_groups(round_, rewards)
         self._is_fresh = is_fresh
         valid = rewards[~rewards.isnan()]
@@ -262,7 +263,7 @@ class PolicyOptimization(Objective):
         if len(valid):
             metrics = {"reward": float(valid.mean()), "reward_deviation": float(valid.std(correction=0))}
         metrics |= {
-            "signal": float(has_signal(rewards).double().mean()),
+            "signal": float(has_signal(rewards.masked_fill(~learned, torch.nan)).double().mean()),
             "length_min": float(lengths.min()),
             "length_mean": float(lengths.mean()),
             "length_max": float(lengths.max()),
@@ -440,7 +441,9 @@ def _turn_problems(policy: PolicyConfig) -> list[Problem]:
     if policy.has_turns and policy.form == "text":
         problems.append(_form_problem("is text"))
     if policy.tools is not None and not (policy.tools.endswith(".py") and user_path(policy.tools, _TOOLS).is_file()):
-        problems.append(Problem(_TOOLS, f"{policy.tools} is no Python file", "write the path of a .py with functions"))
+        problems.append(
+            Problem(_TOOLS, f"{policy.tools} is not a Python file", "write the path of a .py with functions")
+        )
     return problems
 
 
