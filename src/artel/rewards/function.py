@@ -101,7 +101,7 @@ _VARIADIC = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
 
 
 def check_name(name: str, kind: str) -> str:
-    """Return the name of a function or class of the user. Raise ValueError if it is not one. `kind`: function or class."""
+    """Return the name of a user's function or class (`kind`). Raise ValueError if it cannot be one."""
     module, _, attribute = name.rpartition(":")
     if not module or not attribute.isidentifier():
         raise ValueError(f"{name!r} is not a {kind}; write FILE.py:{kind.upper()} or MODULE:{kind.upper()}")

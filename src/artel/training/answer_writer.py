@@ -178,8 +178,8 @@ class AnswerWriter:
                 rewards["environment"] = draft.reward
                 reward = reward if draft.reward is None else (reward or 0.0) + draft.reward
             if self.settings.penalty is not None and self.is_training:
-                rewards["overlong"] = self.settings.penalty(draft.used)
-                reward = None if reward is None else reward + rewards["overlong"]
+                penalty = self.settings.penalty(draft.used)
+                rewards["overlong"], reward = penalty, None if reward is None else reward + penalty
             results.append((rewards, None if "environment" in draft.failures else reward))
         return results
 

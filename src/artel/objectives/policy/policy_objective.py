@@ -256,7 +256,7 @@ class PolicyOptimization(Objective):
         rewards = torch.from_numpy(round_.rewards)
         lengths = np.array([rollout.length for rollout in round_.rollouts])
         learned = torch.tensor([self._is_learned(rollout) for rollout in round_.rollouts]).reshape(rewards.shape)
-        self._set_groups(round_, rewards)
+        self._set_groups(round_, rewards, learned)
         self._is_fresh = is_fresh
         valid = rewards[~rewards.isnan()]
         metrics: dict[str, float] = {}
@@ -285,8 +285,8 @@ class PolicyOptimization(Objective):
                 "failed_calls": sum("tools" in rollout.failures for rollout in round_.rollouts),
             }
 
-    def _set_groups(self, round_: Round, rewards: torch.Tensor) -> None:
-        """Set the answers that are learned and their advantages. `rewards`: float64 (prompts, answers)."""
+    def _set_groups(self, round_: Round, rewards: torch.Tensor, learned: torch.Tensor) -> None:
+        """Set the answers that are learned and their advantages. Arguments: float64 and bool (prompts, answers)."""
         import torch
 
         from artel.objectives.policy.losses import advantages, best_and_worst
@@ -297,8 +297,7 @@ class PolicyOptimization(Objective):
             group_advantages = advantages(rewards, self._loss_settings.advantage).numpy()
             self._advantages = dict(zip(self._groups, group_advantages, strict=True))
             return
-        learned = np.array([self._is_learned(rollout) for rollout in round_.rollouts]).reshape(rewards.shape)
-        indices = best_and_worst(rewards.masked_fill(torch.from_numpy(~learned), torch.nan))[:, :count].tolist()
+        indices = best_and_worst(rewards.masked_fill(~learned, torch.nan))[:, :count].tolist()
         self._groups = {
             key: [group[index] for index in answers if index >= 0]
             for (key, group), answers in zip(self._groups.items(), indices, strict=True)
