@@ -66,27 +66,27 @@ def test_the_peak_may_be_that_of_writing(policy):
         by_kind["keys_and_values"] == pages * 32 * 3 * 2 * 2 * 16 * 4
     )  # layers, keys and values, heads, size, float32
     assert by_kind["gradients"] == 0
-    assert "answers are written and rewards are computed" in plan.data_note
+    assert plan.data_note.endswith("; not counted: the time in which answers are written and the time of rewards")
     assert plan.to_json()["round"]["answers"] == 12
 
 
 def test_lengths_and_scores_of_the_newest_round_are_used(policy, tmp_path):
     data = plan_data(policy)
-    before = plan_round(policy, data.objective, data.prompt_lengths)
+    before = plan_round(policy, data)
     assert (before.mean_length, before.max_length, before.scoring_seconds) == (20, 20, None)
     (tmp_path / "run" / "rollouts").mkdir(parents=True)
     for number, length in ((0, 19), (1, 8)):
         rollouts = [
             Rollout(number=prompt, index=prompt, epoch=0, answer=answer, attempt=0, seed=0, prompt_ids=[1],
-                    ids=[1] * (length - answer % 2 * 4), log_probs=[], text="", cut_off=False, rewards={}, reward=1.0,
-                    failures={})
+                    ids=[1] * (length - answer % 2 * 4), log_probs=[-0.5] * (length - answer % 2 * 4), text="",
+                    cut_off=False, rewards={}, reward=1.0, failures={})
             for prompt in range(3) for answer in range(4)
         ]  # fmt: skip
         Round(number, tuple(rollouts)).write(tmp_path / "run" / "rollouts")
     lines = [{"step": 1, "loss": 1.0, "seconds_scoring": 9.0}, {"step": 2, "loss": 1.0, "seconds_scoring": 2.5},
              {"step": 2, "validation": {"reward": 0.5}}]  # fmt: skip
     (tmp_path / "run" / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    after = plan_round(policy, data.objective, data.prompt_lengths)
+    after = plan_round(policy, data)
     assert (after.from_round, after.mean_length, after.max_length, after.scoring_seconds) == (1, 6, 8, 2.5)
     tokens = []
     for length in (None, 6):

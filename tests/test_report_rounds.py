@@ -9,8 +9,10 @@ from selectolax.lexbor import LexborHTMLParser
 
 from artel.cli.main import main
 from artel.errors import InputError
-from artel.objectives.rollouts import Rollout, Round, round_file
+from artel.objectives.rollouts import Rollout, Round, Segment, round_file
+from artel.reports import rounds as report_rounds
 from artel.reports.page import Page
+from artel.reports.rounds import RoundsReader, describe_round
 from artel.reports.run_data import read_run, read_runs
 from artel.reports.watch import render_screen
 
@@ -130,3 +132,57 @@ def test_damaged_rounds_are_named_together(tmp_path):
     assert [problem.where for problem in error.value.problems] == [
         str(round_file(folder / "rollouts", number)) for number in (5, 0)
     ]
+
+
+def test_all_turns_count_and_a_failed_call_is_no_failed_reward(tmp_path):
+    rollouts = [
+        rollout(0, 0, 1.0, ids=[], log_probs=[], restarts=[Segment([1], [2, 3, 4], [-0.5, None, -0.5])]),
+        rollout(0, 1, 0.5, log_probs=[-0.5, None, None, None, -0.5], failures={"tools": "LookupError"}),
+        rollout(0, 2, None, failures={"<b>": "ValueError"}),
+    ]
+    Round(0, tuple(rollouts)).write(tmp_path)
+    _, (view,) = RoundsReader(tmp_path).read()
+    assert [answer.tokens for answer in view.shown] == [2, 2, 5]
+    assert (view.mean_length, view.failed) == (3, 1)
+    assert describe_round(view).endswith(", failed rewards: 1")
+
+
+def test_many_failed_calls_do_not_hide_failed_rewards(tmp_path):
+    failed_call = {"failures": {"tools": "LookupError"}}
+    rollouts = [rollout(number, 0, float(number), **failed_call) for number in range(50)]
+    rollouts.append(rollout(50, 0, 25.5, failures={"<b>": "ValueError"}))
+    Round(0, tuple(rollouts)).write(tmp_path)
+    _, (view,) = RoundsReader(tmp_path).read()
+    assert [answer.prompt_number for answer in view.shown if "<b>" in answer.failures] == [50]
+    assert (view.best.reward, view.worst.reward) == (49, 0)
+
+
+def test_rounds_without_rewards_leave_the_loss_in_front(tmp_path, monkeypatch, capfd):
+    folder = make_run(tmp_path / "run", rounds=0, steps=0)
+    (folder / "rollouts").mkdir()
+    Round(0, (rollout(0, 0, None, rewards={}),)).write(folder / "rollouts")
+    line = {"step": 1, "loss": 0.25, "length_mean": 5.0, "tokens": 10, "seconds": 1.0}
+    (folder / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    run = read_run(folder)
+    assert (len(run.rounds), run.main_metric) == (1, "loss")
+    tree = LexborHTMLParser(Page().html([run]))
+    assert "reward" not in tree.css_first("#rounds details .soft").text().lower()
+    assert "Reward" not in tree.css_first(".tiles").text()
+    console = Console(width=90, force_terminal=True, color_system=None)
+    with console.capture() as captured:
+        console.print(render_screen(run, 90))
+    monkeypatch.setattr("sys.argv", ["artel", "report", str(folder)])
+    with pytest.raises(SystemExit):
+        main()
+    for text in (captured.get(), capfd.readouterr().err):
+        assert "· training" in text
+        assert not {"reward", "best", "nan"} & set(text.split())
+
+
+def test_a_round_without_answers_is_left_out(tmp_path, monkeypatch):
+    for number in range(2):
+        Round(number, (rollout(0, 0, 1.0),)).write(tmp_path)
+    read = report_rounds.load_round
+    monkeypatch.setattr(report_rounds, "load_round", lambda folder, number: Round(1, ()) if number else read(folder, 0))
+    count, views = RoundsReader(tmp_path).read()
+    assert (count, [view.number for view in views]) == (2, [0])

@@ -72,7 +72,7 @@ def watch(
 def _show_in_terminal(folder: str) -> dict[str, Any]:
     from artel.reports.curves import Curves, read_curves
     from artel.reports.details import detail_lines, read_details
-    from artel.reports.rounds import RoundsReader, answer_lines, describe_round
+    from artel.reports.rounds import RoundsReader, answer_lines, describe_round, learns_from_rewards
     from artel.reports.run_data import read_status
     from artel.reports.terminal import draw_curve
     from artel.training.comparison import choice_comparison, read_choice
@@ -83,14 +83,15 @@ def _show_in_terminal(folder: str) -> dict[str, Any]:
     status = read_status(run_folder, Curves())
     has_begun = status.state not in ("not begun", "unknown")
     curves = Curves() if has_begun and not run_folder.metrics.exists() else read_curves(run_folder.metrics)
-    print_status(*draw_curve(curves, "reward" if rounds else "loss"))
+    has_rewards = learns_from_rewards(curves, rounds)
+    print_status(*draw_curve(curves, "reward" if has_rewards else "loss"))
     status = read_status(run_folder, curves)
     if status.state != "complete":
         state = {"unknown": "not complete"}.get(status.state, status.state)
         doing = f", {status.doing}" if status.doing else ""
         hint = "" if state == "running" else f"; artel train {shlex.quote(folder)} resumes"
         print_status(f"{folder}: {state} at step {status.step:,}{doing}{hint}")
-    if rounds:
+    if rounds and has_rewards:
         print_status(describe_round(rounds[0]), *answer_lines(rounds[0], _ANSWER_WIDTH))
     if curves.newest_validation:
         metrics = curves.newest_validation.items()

@@ -67,7 +67,7 @@ def planned_cache_bytes(model: PreTrainedModel, device: str, requests: int, cont
     `context`. `freed_cache`: that of smaller slots, which a training process keeps (`training/memory.py`).
     """
     token_bytes = key_value_bytes(model)
-    max_tokens = fitting_cache_tokens(free, token_bytes)
+    max_tokens = max(0, fitting_cache_tokens(free, token_bytes))
     packed = freed = 0
     if device != "cpu":
         tokens = paged_cache_tokens(requests, context, max_tokens)

@@ -1,4 +1,4 @@
-"""The rounds of a run that learns from rewards: a few of them, each with its best and worst answers."""
+"""The rounds of a run: a few of them, each with its best and worst answers."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 from artel.errors import InputError, Problem
 from artel.objectives.rollouts import Rollout, list_rounds, load_round, round_file
 from artel.printable import escape_line, escape_lines, shorten
+from artel.reports.curves import Curves
 
 _MAX_ROUNDS = 4
 _MAX_ANSWERS = 40
@@ -26,7 +27,7 @@ _MIN_DIFFERENCE = 1e-8
 class Answer:
     """An answer of a round. Its texts are shortened, and their control characters escaped."""
 
-    number: int
+    prompt_number: int
     """Running number of its prompt in the run."""
     prompt: str
     text: str
@@ -38,7 +39,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class RoundSummary:
+class RoundView:
     """A round, with some of its answers."""
 
     number: int
@@ -62,6 +63,11 @@ class RoundSummary:
     """Its best and worst answers, best first; last the ones without a reward."""
 
     @property
+    def has_reward(self) -> bool:
+        """True if at least one answer has a reward."""
+        return not math.isnan(self.reward)
+
+    @property
     def best(self) -> Answer:
         return self.shown[0]
 
@@ -76,10 +82,12 @@ class RoundsReader:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._rounds: dict[int, tuple[tuple[int, int], RoundSummary]] = {}
+        self._rounds: dict[int, tuple[tuple[int, int], RoundView | None]] = {}
 
-    def read(self) -> tuple[int, list[RoundSummary]]:
+    def read(self) -> tuple[int, list[RoundView]]:
         """Return the number of rounds and some of them: the newest first, some in between, and the first.
+
+        Of these, rounds without answers are left out.
 
         Raise InputError with every file that is damaged.
         """
@@ -101,22 +109,24 @@ class RoundsReader:
                 problems.append(Problem(file, f"cannot be read: {error.strerror}", "it must be a file"))
         if problems:
             raise InputError(problems)
-        return len(numbers), [self._rounds[number][1] for number in chosen if number in self._rounds]
+        views = (self._rounds[number][1] for number in chosen if number in self._rounds)
+        return len(numbers), [view for view in views if view is not None]
 
     def _read_file(self, number: int) -> None:
         status = round_file(self._folder, number).stat()
         state = status.st_mtime_ns, status.st_size
         if number not in self._rounds or self._rounds[number][0] != state:
-            self._rounds[number] = state, _summarize(number, load_round(self._folder, number).rollouts)
+            rollouts = load_round(self._folder, number).rollouts
+            self._rounds[number] = state, _summarize(number, rollouts) if rollouts else None
 
 
-def _summarize(number: int, rollouts: Sequence[Rollout]) -> RoundSummary:
+def _summarize(number: int, rollouts: Sequence[Rollout]) -> RoundView:
     rewards = np.array([rollout.reward for rollout in rollouts if rollout.reward is not None], dtype=np.float64)
     by_prompt: dict[int, list[float]] = {}
     for rollout in rollouts:
         by_prompt.setdefault(rollout.number, []).extend([] if rollout.reward is None else [rollout.reward])
     spreads = [max(values) - min(values) for values in by_prompt.values() if values]
-    return RoundSummary(
+    return RoundView(
         number=number,
         prompts=len(by_prompt),
         answers=len(rollouts),
@@ -124,11 +134,15 @@ def _summarize(number: int, rollouts: Sequence[Rollout]) -> RoundSummary:
         deviation=float(rewards.std()) if len(rewards) else math.nan,
         signal=sum(spread > _MIN_DIFFERENCE for spread in spreads) / len(by_prompt),
         cut_off=float(np.mean([rollout.cut_off for rollout in rollouts])),
-        mean_length=float(np.mean([len(rollout.ids) for rollout in rollouts])),
-        failed=sum(bool(rollout.failures) for rollout in rollouts),
+        mean_length=float(np.mean([rollout.length for rollout in rollouts])),
+        failed=sum(map(_has_failed_reward, rollouts)),
         reward_names=tuple(dict.fromkeys(name for rollout in rollouts for name in rollout.rewards)),
         shown=tuple(map(_shorten_answer, _choose(rollouts))),
     )
+
+
+def _has_failed_reward(rollout: Rollout) -> bool:
+    return any(name != "tools" for name in rollout.failures)
 
 
 def _choose(rollouts: Sequence[Rollout]) -> list[Rollout]:
@@ -136,7 +150,7 @@ def _choose(rollouts: Sequence[Rollout]) -> list[Rollout]:
     order = sorted(rollouts, key=lambda rollout: -math.inf if rollout.reward is None else rollout.reward, reverse=True)
     if len(order) <= _MAX_ANSWERS:
         return order
-    chosen = {index for index, rollout in enumerate(order) if rollout.failures or rollout.reward is None}
+    chosen = {index for index, rollout in enumerate(order) if _has_failed_reward(rollout) or rollout.reward is None}
     chosen = set(sorted(chosen)[:_MAX_FAILED])
     scored = [index for index, rollout in enumerate(order) if index not in chosen and rollout.reward is not None]
     free = _MAX_ANSWERS - len(chosen)
@@ -146,10 +160,10 @@ def _choose(rollouts: Sequence[Rollout]) -> list[Rollout]:
 
 def _shorten_answer(rollout: Rollout) -> Answer:
     return Answer(
-        number=rollout.number,
-        prompt=_shorten_start(rollout.prompt),
+        prompt_number=rollout.number,
+        prompt=_keep_end(rollout.prompt),
         text=escape_lines(shorten(rollout.text, _MAX_TEXT)),
-        tokens=len(rollout.ids),
+        tokens=rollout.length,
         cut_off=rollout.cut_off,
         reward=rollout.reward,
         rewards=rollout.rewards,
@@ -157,21 +171,26 @@ def _shorten_answer(rollout: Rollout) -> Answer:
     )
 
 
-def _shorten_start(prompt: str) -> str:
+def _keep_end(prompt: str) -> str:
     """Return the end of a long prompt: the question comes last."""
     return escape_lines(prompt if len(prompt) <= _MAX_PROMPT else f"…{prompt[-_MAX_PROMPT:]}")
 
 
-def describe_round(round_: RoundSummary) -> str:
+def learns_from_rewards(curves: Curves, rounds: Sequence[RoundView]) -> bool:
+    """Return True if the run computes rewards. On-policy distillation has rounds without them."""
+    return "signal" in curves.training or any(round_.has_reward for round_ in rounds)
+
+
+def describe_round(round_: RoundView) -> str:
     """Return a line about a round, for a terminal."""
     return (
         f"round {round_.number}: reward {round_.reward:.4f} ± {round_.deviation:.4f}, signal {round_.signal:.0%}, "
         f"{round_.mean_length:,.0f} tokens, {round_.cut_off:.0%} cut off"
-        + (f", a reward failed on {round_.failed:,} answers" if round_.failed else "")
+        + (f", failed rewards: {round_.failed:,}" if round_.failed else "")
     )
 
 
-def answer_lines(round_: RoundSummary, width: int) -> list[str]:
+def answer_lines(round_: RoundView, width: int) -> list[str]:
     """Return the best and the worst answer of a round, in a line each of at most `width` characters."""
     lines = []
     for title, answer in (("best", round_.best), ("worst", round_.worst)):

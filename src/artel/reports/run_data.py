@@ -23,7 +23,7 @@ from artel.errors import InputError, Problem
 from artel.messages import from_json
 from artel.preparing.run_mark import MARK
 from artel.reports.curves import CurveReader, Curves
-from artel.reports.rounds import RoundsReader, RoundSummary
+from artel.reports.rounds import RoundsReader, RoundView, learns_from_rewards
 from artel.reports.status import RankStatus, SignsOfLife, Status, determine_status
 from artel.secrets import hide_secrets
 from artel.storage import check_regular
@@ -88,8 +88,8 @@ class RunData:
     config: dict[str, Any]
     """RUN/config.yaml: the run file with every key. Secrets are hidden."""
     samples: list[Sample] = field(default_factory=list)
-    rounds: list[RoundSummary] = field(default_factory=list)
-    """Some rounds of a run that learns from rewards: the newest first, some in between, and the first."""
+    rounds: list[RoundView] = field(default_factory=list)
+    """Some rounds of a run: the newest first, some in between, and the first."""
     round_count: int = 0
     """Number of rounds that are written."""
     ledger: dict[str, Any] | None = None
@@ -117,9 +117,13 @@ class RunData:
         return str(self.config.get("objective", ""))
 
     @property
+    def learns_from_rewards(self) -> bool:
+        return learns_from_rewards(self.curves, self.rounds)
+
+    @property
     def main_metric(self) -> str:
-        """The metric whose curve says most: the reward if the run has rounds, since its loss says little."""
-        return "reward" if self.rounds else "loss"
+        """The metric whose curve says most: the reward if the run learns from rewards, since its loss says little."""
+        return "reward" if self.learns_from_rewards else "loss"
 
     @property
     def steps(self) -> int | None:

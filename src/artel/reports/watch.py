@@ -102,8 +102,8 @@ def _curve_lines(run: RunData, width: int) -> list[Text]:
 
 
 def _answer_lines(run: RunData, width: int) -> list[str]:
-    """Return the best and the worst answer of the newest round; none if the run has no rounds."""
-    return answer_lines(run.rounds[0], width) if run.rounds else []
+    """Return the best and the worst answer of the newest round; none if the run has no rewards."""
+    return answer_lines(run.rounds[0], width) if run.rounds and run.learns_from_rewards else []
 
 
 def _progress_row(run: RunData, width: int) -> RenderableType:
@@ -156,7 +156,7 @@ def format_metrics(run: RunData) -> list[str]:
     """Return the newest metrics, each with its name."""
     newest, validation = run.curves.newest, run.curves.newest_validation
     metrics = [run.status.doing] if run.status.state == "running" and run.status.doing else []
-    if run.rounds:
+    if run.rounds and run.learns_from_rewards:
         round_ = run.rounds[0]
         metrics.append(f"round {round_.number:,}")
         metrics.append(f"reward {round_.reward:.4f} ± {round_.deviation:.4f}")

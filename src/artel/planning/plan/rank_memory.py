@@ -23,7 +23,7 @@ from artel.planning.plan.batches import PlannedData
 from artel.planning.plan.fake_run import Trace, trace_steps
 from artel.planning.plan.live_bytes import COMMUNICATION, GRADIENTS, KINDS, OPTIMIZER, WEIGHTS, bytes_by_kind
 from artel.planning.plan.models import ModelOutline
-from artel.planning.plan.rounds import ANSWERS, REWARDS, PlannedRound
+from artel.planning.plan.rounds import ANSWER_BYTES, REWARD_PROCESSES, PlannedRound
 
 FRAMEWORK, CHECKPOINT, ALLOCATOR = "framework", "checkpoint_copy", "allocator"
 _MIB = 2**20
@@ -122,15 +122,15 @@ def estimate_rank_memory(
     passes = {operation: round(count * num_micro_batches / num_traced) for operation, count in traced_passes.items()}
     writing_operations = extrapolate(traces[0].writing_operations, traces[-1].writing_operations, factor)
     if round_ is not None:
-        kept_bytes = round_.kept_bytes
-        candidates = [moment | kept_bytes for moment in candidates]
+        resident_bytes = round_.resident_bytes
+        candidates = [moment | resident_bytes for moment in candidates]
         if traces[-1].reading:
             reading = _extrapolate_moment(traces[0].reading, traces[-1].reading, factor)
             free = memory_bytes - _total_bytes(reading)
             model = outline.build(precision)
-            candidates.append(reading | kept_bytes | round_.memory(model, "cuda" if on_gpu else "cpu", free))
+            candidates.append(reading | resident_bytes | round_.memory(model, "cuda" if on_gpu else "cpu", free))
     by_kind = max(candidates, key=_total_bytes).copy()
-    answer_bytes = sum(by_kind.pop(kind, 0) for kind in (ANSWERS, REWARDS)) if on_gpu else 0
+    answer_bytes = sum(by_kind.pop(kind, 0) for kind in (ANSWER_BYTES, REWARD_PROCESSES)) if on_gpu else 0
     saved_bytes = round(
         traces[-1].checkpoint_bytes + factor * (traces[-1].checkpoint_bytes - traces[0].checkpoint_bytes)
     )

@@ -10,7 +10,6 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import orjson
 from transformers import PreTrainedModel
@@ -21,16 +20,16 @@ from artel.generation.base import key_value_bytes
 from artel.generation.make import planned_cache_bytes
 from artel.host import usable_cores
 from artel.integers import ceil_div
-from artel.objectives import Objective
 from artel.objectives.hooks import RoundSettings
 from artel.objectives.rollouts import list_rounds, load_round
 from artel.planning.operations import ATTENTION, MATMUL, MEMORY, VIEW, Operation
 from artel.planning.performance import MeasuredCost
+from artel.planning.plan.batches import PlannedData
 from artel.planning.rates import Rates
 from artel.training.answer_writer import MAX_REWARD_PROCESSES
 from artel.training.run_folder import RunFolder
 
-ANSWERS, REWARDS = "answers", "reward_processes"
+ANSWER_BYTES, REWARD_PROCESSES = "answers", "reward_processes"
 _ANSWER_TOKEN_BYTES = 72
 """Memory of a token of an answer: its id and log-probability as objects of Python, each with its place in a list.
 Measured with tracemalloc."""
@@ -38,9 +37,9 @@ _WRITTEN_TOKEN_BYTES = 160
 """Upper bound of the memory of a token while answers are written: also its JSON, and the sampler's count of it."""
 _REWARD_PROCESS_BYTES = 54 * 2**20
 """Memory of a process that computes rewards, with a function that imports nothing. Measured: 54 MiB."""
-_TOKEN_SECONDS, _LOGIT_SECONDS = 7e-5, 4.3e-8
-"""Time to sample a token and to decode its text: a constant, plus a time for each logit, most of it in
-`torch.multinomial`. Measured on one core of a Xeon: 72 µs with 400 logits, 448 with 8,000, 2,165 with 50,257."""
+_TOKEN_SECONDS, _LOGIT_SECONDS = 6.6e-5, 5e-9
+"""Time to sample a token and to decode its text: a constant, plus a time for each logit. Measured on one core of a
+Xeon: 69 µs with 400 logits, 100 with 8,000, 320 with 50,257."""
 _METRICS_TAIL_BYTES = 1 << 16
 
 
@@ -81,13 +80,16 @@ class PlannedRound:
         `model` is on the meta device.
         """
         engine = planned_cache_bytes(model, device, CONCURRENT_ANSWERS, self.context, free)
-        return engine | {ANSWERS: self._max_tokens * _WRITTEN_TOKEN_BYTES}
+        return engine | {ANSWER_BYTES: self._max_tokens * _WRITTEN_TOKEN_BYTES}
 
     @property
-    def kept_bytes(self) -> dict[str, int]:
+    def resident_bytes(self) -> dict[str, int]:
         """Bytes that a rank holds all the time: the answers of the round, and the processes of rewards."""
         processes = min(MAX_REWARD_PROCESSES, usable_cores())
-        return {ANSWERS: self._max_tokens * _ANSWER_TOKEN_BYTES, REWARDS: processes * _REWARD_PROCESS_BYTES}
+        return {
+            ANSWER_BYTES: self._max_tokens * _ANSWER_TOKEN_BYTES,
+            REWARD_PROCESSES: processes * _REWARD_PROCESS_BYTES,
+        }
 
     def concurrent(self, ranks: int) -> int:
         """Return how many answers each of the ranks writes at a time."""
@@ -116,25 +118,27 @@ class PlannedRound:
         return seconds + answers * self.mean_length * (_TOKEN_SECONDS + _LOGIT_SECONDS * vocabulary)
 
 
-def plan_round(config: RunConfig, objective: Objective, prompt_lengths: Any) -> PlannedRound | None:
+def plan_round(config: RunConfig, data: PlannedData) -> PlannedRound | None:
     """Return the round of a run, or None if its objective has no round with rewards.
 
-    `prompt_lengths`: tokens of the prompts. Raise InputError if the newest round in RUN/rollouts is damaged.
+    Raise InputError if the newest round in RUN/rollouts is damaged.
     """
-    settings = objective.rounds
+    settings = data.objective.rounds
     if settings is None or not settings.is_scored:
         return None
     folder, longest = RunFolder(Path(config.run)), settings.sampling.new_tokens
     mean_length, max_length, from_round = float(longest), longest, None
-    if numbers := list_rounds(folder.rollouts):
+    numbers = list_rounds(folder.rollouts)
+    if numbers and (rollouts := load_round(folder.rollouts, numbers[-1]).rollouts):
         from_round = numbers[-1]
-        lengths = [min(longest, rollout.length) for rollout in load_round(folder.rollouts, from_round).rollouts]
+        lengths = [min(longest, rollout.length) for rollout in rollouts]
         mean_length, max_length = sum(lengths) / len(lengths), max(lengths)
+    prompt_lengths = data.prompt_lengths
     return PlannedRound(
         settings=settings,
         prompts=config.train.batch * settings.steps,
-        context=int(max(prompt_lengths)) + longest,
-        prompt_length=float(sum(prompt_lengths) / len(prompt_lengths)),
+        context=int(prompt_lengths.max()) + longest,
+        prompt_length=float(prompt_lengths.mean()),
         mean_length=mean_length,
         max_length=max_length,
         from_round=from_round,

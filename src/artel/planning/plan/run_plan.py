@@ -228,16 +228,17 @@ def make_plan(
     device = torch.device(hardware.device)
     train = config.train
     compiled = compile_choice(train.compile, device, train.steps, train.budget, config.model.quantize).value != OFF
-    round_ = plan_round(config, data.objective, data.prompt_lengths)
+    round_ = plan_round(config, data)
 
     @cache
     def find_average(num_rows: int, dp_degree: int) -> AverageStep | None:
         if round_ is None:
             return find_average_step(config, data, num_rows, dp_degree)
         data.objective.assume_answer_length(round(round_.mean_length))
-        average = find_average_step(config, data, num_rows, dp_degree)
-        data.objective.assume_answer_length(None)
-        return average
+        try:
+            return find_average_step(config, data, num_rows, dp_degree)
+        finally:
+            data.objective.assume_answer_length(None)
 
     def plan_rows(num_rows: int, mode: Recompute, compiled: bool = compiled) -> Plan:
         num_micro_batches = ceil_div(max_rows, num_rows)
@@ -396,7 +397,8 @@ def _uncounted_note(objective: Objective, step: StepTime | None) -> str:
         uncounted.append(f"the {role}, which stays in memory and reads each batch first")
     elif teacher is not None:
         uncounted.append("the time in which the teacher reads all samples, before the first step")
-    return f"; not counted: {', and '.join(uncounted)}" if uncounted else ""
+    listed = " and ".join(filter(None, (", ".join(uncounted[:-1]), *uncounted[-1:])))
+    return f"; not counted: {listed}" if listed else ""
 
 
 def _predict_step_time(

@@ -22,7 +22,7 @@ _ROUND_CHARTS = {
     "round_rewards": ("reward/",),
     "round_signal": ("signal", "cut_off"),
     "round_length": ("length_max", "length_mean", "length_min"),
-    "round_seconds": ("seconds_writing", "seconds_scoring"),
+    "round_seconds": ("seconds_writing", "seconds_running", "seconds_scoring"),
     "round_clipped": ("clipped_high", "clipped_low"),
     "mismatch": ("mismatch",),
     "kl": ("kl",),

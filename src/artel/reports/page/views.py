@@ -15,7 +15,7 @@ from artel.reports.details import Details, Matrix, is_number, list_columns, read
 from artel.reports.page.charts import EVENT_WORDS, list_events
 from artel.reports.page.language import Language
 from artel.reports.page.run_file import changed_keys, config_value, format_yaml
-from artel.reports.rounds import Answer, RoundSummary
+from artel.reports.rounds import Answer, RoundView
 from artel.reports.run_data import RunData, Sample
 from artel.training.comparison import EXPECTED, choice_values, expected_range
 
@@ -116,7 +116,7 @@ def _describe_setup(run: RunData, language: Language) -> str:
 def _metric_tiles(run: RunData, language: Language) -> Iterator[dict[str, str]]:
     """Yield a tile for each of the most important metrics."""
     curves, newest = run.curves, run.curves.newest
-    if run.rounds:
+    if run.rounds and run.learns_from_rewards:
         round_ = run.rounds[0]
         deviation = f"± {language.number(round_.deviation)}"
         yield _make_tile(language["tile_reward"], language.number(round_.reward), more=deviation)
@@ -165,14 +165,14 @@ def _make_tile(label: str, value: str, unit: str = "", more: str = "") -> dict[s
 
 
 def _describe_rounds(run: RunData, language: Language) -> str:
-    return language["rounds_lead"].format(
+    return language["rounds_lead" if run.learns_from_rewards else "rounds_lead_no_rewards"].format(
         count=language.integer(run.round_count), shown=language.integer(len(run.rounds))
     )
 
 
-def _round_view(round_: RoundSummary, run_index: int, language: Language) -> dict[str, Any]:
+def _round_view(round_: RoundView, run_index: int, language: Language) -> dict[str, Any]:
     """Return a round as a table of answers that the reader can sort by any of its numbers."""
-    about = language["round_about"].format(
+    about = language["round_about" if round_.has_reward else "round_about_no_rewards"].format(
         answers=language.integer(round_.answers),
         prompts=language.integer(round_.prompts),
         reward=language.number(round_.reward),
@@ -201,10 +201,10 @@ def _round_view(round_: RoundSummary, run_index: int, language: Language) -> dic
     }
 
 
-def _answer_row(answer: Answer, round_: RoundSummary, language: Language) -> dict[str, Any]:
+def _answer_row(answer: Answer, round_: RoundView, language: Language) -> dict[str, Any]:
     rewards = [answer.reward, *(answer.rewards.get(name) for name in round_.reward_names)]
     cells = [(value, "–" if value is None else language.number(value)) for value in rewards]
-    cells += [(number, language.integer(number)) for number in (answer.tokens, answer.number)]
+    cells += [(number, language.integer(number)) for number in (answer.tokens, answer.prompt_number)]
     notes = [language["round_cut_off"]] if answer.cut_off else []
     notes += [f"{name}: {reason}" for name, reason in answer.failures.items()]
     return {
