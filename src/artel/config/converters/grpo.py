@@ -148,13 +148,6 @@ def _convert_divergence(conversion: Conversion, prefix: str) -> None:
         conversion.mark_implied(correction_key, "policy.kl adds the divergence itself")
 
 
-def check_reference(conversion: Conversion, prefix: str = "") -> None:
-    """Report a divergence without an adapter: artel computes it from the base model. Call it after the adapter."""
-    if conversion.output_value("policy.kl") and conversion.output_value("model.lora") is None:
-        fix = "write model: {lora: {rank: 16}}, or policy.kl: 0"
-        conversion.report(f"{prefix}beta", f"policy.kl needs an adapter; {fix}")
-
-
 def convert_rounds(conversion: Conversion, prefix: str = "", processes: int | None = None) -> None:
     """Convert the batch, which counts answers, to prompts, and the steps of a round. Call it after `trainer`."""
     answers = conversion.output_value("policy.answers") or 1

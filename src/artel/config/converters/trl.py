@@ -70,7 +70,6 @@ def convert_trl(text: str, location: str) -> ConvertedConfig:
     grpo.convert_block(conversion, "max_prompt_length")
     _convert_data(conversion)
     _convert_model(conversion)
-    grpo.check_reference(conversion)
     _convert_rewards(conversion)
     _convert_precision(conversion)
     trainer.convert_arguments(conversion, converts_batch=False)
