@@ -195,7 +195,8 @@ def test_what_becomes_of_trls_grpo():
 
 def test_data_files_dtype_and_batch_of_trl():
     text = "model_name_or_path: m\nreward_funcs: [a.b]\nuse_peft: true\ndtype: bfloat16\n"
-    result = convert(f"{text}datasets: [{{path: json, data_files: a.jsonl}}, {{path: O/b, data_files: c.jsonl}}]\n", "old")
+    data_sets = "datasets: [{path: json, data_files: a.jsonl}, {path: O/b, data_files: c.jsonl}]\n"
+    result = convert(text + data_sets, "old")
     assert [source["path"] for source in result.run["data"]["sources"]] == [["a.jsonl"], ["hf://datasets/O/b/c.jsonl"]]
     assert not result.comments
     assert result.run["model"]["lora"]["base"] == "bf16"
@@ -291,8 +292,8 @@ TEXTS_OF_AXOLOTL = "base_model: m\ndatasets: [{path: a.txt, type: completion}]\n
         ("model_name_or_path: m\ndo_train: true\ndataset: a\nlerning_rate: 3\nplot_los: true\n", {},
          {"lerning_rate": "did you mean learning_rate?"}),
     ],
-    ids=["beta of trl", "trackers", "slips in axolotl", "dtype of trl", "weight of the overlong penalty", "tool calls of trl",
-         "rollouts of axolotl", "slips in LLaMA-Factory"],
+    ids=["beta of trl", "trackers", "slips in axolotl", "dtype of trl", "weight of the overlong penalty",
+         "tool calls of trl", "rollouts of axolotl", "slips in LLaMA-Factory"],
 )  # fmt: skip
 def test_what_is_carried_and_told(text, run, told):
     result = convert(text, "old")
