@@ -190,7 +190,18 @@ def test_what_becomes_of_trls_grpo():
     assert {"min_p", "delta", "sync_ref_model", "reward_funcs"} <= reported(result).keys()
     assert "beta" not in reported(result)  # with an adapter, and without the correction, it is the same
     full = configs.TRL_GRPO_LORA.replace("use_peft: true", "use_peft: false").replace("load_in_4bit: true", "")
-    assert "policy.kl needs an adapter" in reported(convert(full, "old"))["beta"]
+    assert "beta" not in reported(convert(full, "old"))  # the reference is a second copy of the model
+
+
+def test_data_files_dtype_and_batch_of_trl():
+    text = "model_name_or_path: m\nreward_funcs: [a.b]\nuse_peft: true\ndtype: bfloat16\n"
+    data_sets = "datasets: [{path: json, data_files: a.jsonl}, {path: O/b, data_files: c.jsonl}]\n"
+    result = convert(text + data_sets, "old")
+    assert [source["path"] for source in result.run["data"]["sources"]] == [["a.jsonl"], ["hf://datasets/O/b/c.jsonl"]]
+    assert not result.comments
+    assert result.run["model"]["lora"]["base"] == "bf16"
+    for start in ("read as a configuration of trl grpo", "per_device_train_batch_size is not set: train.batch counts"):
+        assert any(line.startswith(start) for line in result.differs)
 
 
 def test_what_becomes_of_axolotls_grpo():
@@ -255,6 +266,8 @@ def test_a_data_set_that_nobody_describes_is_marked_in_the_run_file():
     assert lines[at - 1] == "  # your file of the data set support: data/dataset_info.json does not exist"
 
 
+REWARD_OF_TRL = "reward_funcs: [a.b]\n"
+PROMPTS_OF_TRL = f"model_name_or_path: m\n{REWARD_OF_TRL}dataset_name: a.jsonl\n"
 TEXTS_OF_AXOLOTL = "base_model: m\ndatasets: [{path: a.txt, type: completion}]\n"
 
 
@@ -263,17 +276,24 @@ TEXTS_OF_AXOLOTL = "base_model: m\ndatasets: [{path: a.txt, type: completion}]\n
     [
         (f"{configs.AXOLOTL_DPO}trl: {{beta: 0.05, use_vllm: true}}\n",
          {"preference": {"loss": "dpo", "beta": 0.05}},
-         {"trl.use_vllm": "reinforcement learning", "rl_beta": "trl.beta is set"}),
+         {"trl.use_vllm": "applies only with rl: grpo", "rl_beta": "trl.beta is set"}),
         (f"{TEXTS_OF_AXOLOTL}use_mlflow: true\nuse_trackio: true\nmlflow_tracking_uri: http://127.0.0.1:5000\n"
          "trackio_space_id: me/space\n",
          {"track": ["console", "jsonl", "mlflow", "trackio"]},
          {"mlflow_tracking_uri": "MLFLOW_TRACKING_URI", "trackio_space_id": "TRACKIO_SPACE_ID"}),
         (f"{TEXTS_OF_AXOLOTL}lora_modules_to_sav: [a]\nquantize_moe_expert: true\n", {},
          {"quantize_moe_expert": "did you mean quantize_moe_experts?"}),
+        (f"{PROMPTS_OF_TRL}dtype: auto\n", {}, {"dtype": "if the model is saved in bf16, write train.weights: bf16"}),
+        (f"{PROMPTS_OF_TRL}reward_funcs: get_soft_overlong_punishment\nreward_weights: 1\n".replace(REWARD_OF_TRL, ""),
+         {}, {"reward_funcs": "counts from 1,280 tokens"}),
+        (f"{PROMPTS_OF_TRL}max_tool_calling_iterations: 3\n", {}, {"max_tool_calling_iterations": "policy.turns"}),
+        ("base_model: m\nrl: grpo\ntrl: {rollout_func: a.b, reward_funcs: [a.b]}\ndatasets: [{path: a.jsonl}]\n", {},
+         {"trl.rollout_func": "write policy.tools or policy.environment"}),
         ("model_name_or_path: m\ndo_train: true\ndataset: a\nlerning_rate: 3\nplot_los: true\n", {},
          {"lerning_rate": "did you mean learning_rate?"}),
     ],
-    ids=["beta of trl", "trackers", "slips in axolotl", "slips in LLaMA-Factory"],
+    ids=["beta of trl", "trackers", "slips in axolotl", "dtype of trl", "weight of the overlong penalty",
+         "tool calls of trl", "rollouts of axolotl", "slips in LLaMA-Factory"],
 )  # fmt: skip
 def test_what_is_carried_and_told(text, run, told):
     result = convert(text, "old")
@@ -301,6 +321,11 @@ def test_what_becomes_of_a_model_from_scratch():
         ("model_name_or_path: m\nreward_funcs: [a.b]\ndataset_name: a.jsonl\nloss_type: cispo\n", "epsilon_high: 5.0"),
         ("model_name_or_path: m\nreward_funcs: [a.b]\nreward_weights: [1, 2]\nscale_rewards: batch\n",
          r"(?s)old:4: scale_rewards.*has no data set.*old:3: reward_weights"),
+        (f"{PROMPTS_OF_TRL}normalize_advantages: true\n", "old:4: normalize_advantages: belongs to trl rloo"),
+        (f"{PROMPTS_OF_TRL}num_generations: 1\n", "write at least 2"),
+        (f"{PROMPTS_OF_TRL}reward_weights: [1, 2]\n", "has 2 weights for 1 reward"),
+        ("model_name_or_path: m\nreward_funcs: get_soft_overlong_punishment\ndataset_name: a.jsonl\n"
+         "max_completion_length: 0\n", "old:4: max_completion_length"),
         ("base_model: m\nreward_model: true\ndatasets: [{path: a, type: b}]\n", "trains a reward model"),
         ("base_model: m\nsequence_len: 8\n", "no data set is configured"),
         ("model_name_or_path: m\nstage: rm\ndo_train: true\ndataset: a\n", "which is not converted: write"),

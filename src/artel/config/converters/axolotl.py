@@ -263,7 +263,6 @@ def convert_axolotl(text: str, location: str) -> ConvertedConfig:
     trainer.convert_arguments(conversion, converts_batch=not is_grpo)
     if is_grpo:
         grpo.convert_rounds(conversion, "trl.")
-        grpo.check_reference(conversion, "trl.")
     _convert_intervals(conversion)
     _convert_tasks(conversion)
     _convert_parallel(conversion)

@@ -130,7 +130,7 @@ def _convert_packing(conversion: Conversion, objective: str) -> None:
 
 def _convert_source(conversion: Conversion, prefix: str, target_key: str, objective: str) -> dict[str, Any]:
     """Return the source of the data set whose keys begin with `prefix`. `target_key`: its key in the run file."""
-    data_set, paths = _find_files(conversion, prefix)
+    data_set, paths = find_files(conversion, prefix)
     source: dict[str, Any] = {"path": paths[0] if len(paths) == 1 else paths}
     conversion.mark_converted(f"{target_key}.path", f"{prefix}.path")
     conversion.comment(f"{target_key}.path", data_set.note)
@@ -165,7 +165,7 @@ def _convert_source(conversion: Conversion, prefix: str, target_key: str, object
     return source
 
 
-def _find_files(conversion: Conversion, prefix: str) -> tuple[DataSet, list[str]]:
+def find_files(conversion: Conversion, prefix: str) -> tuple[DataSet, list[str]]:
     """Return the data set with its path or hub id, and the paths of its files."""
     name = conversion.get(f"{prefix}.path", read.text) or ""
     files = conversion.get(f"{prefix}.data_files", read.names) or []

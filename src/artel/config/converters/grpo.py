@@ -52,7 +52,7 @@ def build_table(prefix: str = "") -> KeyTable:
     return KeyTable(
         defaults={f"{prefix}{name}": value for name, value in _DEFAULTS.items()},
         converted={
-            f"{prefix}num_generations": ("policy.answers", read.positive_int),
+            f"{prefix}num_generations": ("policy.answers", read.at_least_two),
             f"{prefix}max_completion_length": ("policy.new_tokens", read.positive_int),
             f"{prefix}temperature": ("policy.temperature", read.positive_number),
             f"{prefix}top_p": ("policy.top_p", read.positive_number),
@@ -61,7 +61,7 @@ def build_table(prefix: str = "") -> KeyTable:
             names("ds3_gather_for_generation cache_implementation pad_to_multiple_of use_liger_loss"):
                 "affects only the speed",
             names("vllm_* use_transformers_*"): _ENGINE,
-            names("transformers_continuous_batching_config* rollout_*"): _ENGINE,
+            names("transformers_continuous_batching_config*"): _ENGINE,
             names("log_completions log_unique_prompts log_multimodal num_completions_to_print"):
                 "RUN/rollouts has every answer",
         },
@@ -73,10 +73,12 @@ def build_table(prefix: str = "") -> KeyTable:
             names("sync_ref_model ref_model_*"): _NO_REFERENCE,
             names("use_adaptive_entropy entropy_*"): _NO_ENTROPY,
             names("off_policy_mask_threshold"): "not supported: every answer with a reward is learned",
-            names("max_tool_calling_iterations"): "not supported by this conversion",
+            names("max_tool_calling_iterations"): "write policy.tools, and policy.turns: N + 1",
+            names("rollout_func"):
+                "not supported: artel writes answers itself; write policy.tools or policy.environment",
             names("log_completions_hub_repo"): "nothing is uploaded",
             names("disable_dropout"): "write the dropout rates in the model's config.json",
-            names("sapo_* vespo_*"): "applies only to a loss that artel does not have",
+            names("sapo_* vespo_*"): "artel has no SAPO or VESPO loss",
             names("use_bias_correction_kl"): "no effect: without beta there is no divergence",
         },
     )  # fmt: skip
@@ -148,13 +150,6 @@ def _convert_divergence(conversion: Conversion, prefix: str) -> None:
         conversion.mark_implied(correction_key, "policy.kl adds the divergence itself")
 
 
-def check_reference(conversion: Conversion, prefix: str = "") -> None:
-    """Report a divergence without an adapter: artel computes it from the base model. Call it after the adapter."""
-    if conversion.output_value("policy.kl") and conversion.output_value("model.lora") is None:
-        fix = "write model: {lora: {rank: 16}}, or policy.kl: 0"
-        conversion.report(f"{prefix}beta", f"policy.kl needs an adapter; {fix}")
-
-
 def convert_rounds(conversion: Conversion, prefix: str = "", processes: int | None = None) -> None:
     """Convert the batch, which counts answers, to prompts, and the steps of a round. Call it after `trainer`."""
     answers = conversion.output_value("policy.answers") or 1
@@ -165,7 +160,11 @@ def convert_rounds(conversion: Conversion, prefix: str = "", processes: int | No
     unit = f"{total} answers of {'all processes' if processes else 'one process'}"
     if processes is None:
         fix = f"with N processes write N * {total} / {answers}"
-        conversion.report(micro_key, f"train.batch counts prompts: {unit} / {answers} answers per prompt; {fix}")
+        what = f"train.batch counts prompts: {unit} / {answers} answers per prompt; {fix}"
+        if conversion.has(micro_key):
+            conversion.report(micro_key, what)
+        else:
+            conversion.note(f"{conversion.tool_name(micro_key)} is not set: {what}")
     elif total % answers:
         conversion.report(micro_key, f"{unit} are not a whole number of prompts with {answers} answers; rounded up")
     steps_key, batch_key = f"{prefix}steps_per_generation", f"{prefix}generation_batch_size"
@@ -218,12 +217,11 @@ def convert_rewards(
         else:
             conversion.add_problem(key, f"{name!r} is not a reward function", "write module.function")
     weights = conversion.raw_value(weights_key)
-    if isinstance(weights, int | float | str):
+    if weights is not None and not isinstance(weights, list):
         weights = [weights]
-    if weights is not None and (not isinstance(weights, list) or len(weights) != len(rewards)):
-        conversion.add_problem(
-            weights_key, f"has not one weight for each of {len(rewards)} rewards", "write one for each"
-        )
+    if weights is not None and len(weights) != len(rewards):
+        what = f"has {_count(weights, 'weight')} for {_count(rewards, 'reward')}"
+        conversion.add_problem(weights_key, what, "write one for each")
         return
     terms: list[Any] = []
     for index, (source_key, term) in enumerate(rewards):
@@ -241,3 +239,7 @@ def convert_rewards(
             conversion.report(model_key, f"a reward model is read from a folder; {fix}")
     if not rewards:
         conversion.note("no reward is configured; write policy.rewards")
+
+
+def _count(items: list[Any], noun: str) -> str:
+    return f"{len(items)} {noun}{'' if len(items) == 1 else 's'}"

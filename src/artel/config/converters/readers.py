@@ -35,6 +35,7 @@ non_negative_number = _create_reader(number, lambda n: n >= 0, "is below zero")
 fraction_below_one = _create_reader(number, lambda n: 0 <= n < 1, "is not a fraction (at least 0, below 1)")
 fraction_up_to_one = _create_reader(number, lambda n: 0 <= n <= 1, "is not a fraction from 0 to 1")
 positive_int = _create_reader(read_count, lambda n: n >= 1, "is below 1; write 1 or more")
+at_least_two = _create_reader(read_count, lambda n: n >= 2, "is below 2; write at least 2")
 non_negative_int = _create_reader(read_count, lambda n: n >= 0, "is below zero")
 
 

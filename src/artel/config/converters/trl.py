@@ -6,6 +6,7 @@ from typing import Any
 
 from artel.config.converters import grpo, trainer
 from artel.config.converters import readers as read
+from artel.config.converters.axolotl_data import find_files
 from artel.config.converters.conversion import Conversion, ConvertedConfig, KeyTable
 from artel.config.converters.hub_data import SLICED_SPLIT, local_or_hub
 from artel.config.converters.tools import Tool
@@ -21,6 +22,7 @@ _REWARDS: dict[str, Any] = {
 }
 _OVERLONG = "get_soft_overlong_punishment"
 _OVERLONG_LENGTH, _OVERLONG_TOKENS = 1280, 256  # as TRL's script sets them
+_GRPO_ONLY = ("loss_type", "scale_rewards", "importance_sampling_level", "multi_objective_aggregation")
 _NOT_IN_MIXTURE = "datasets is set and takes precedence"
 
 # fmt: off
@@ -65,12 +67,12 @@ def is_trl(text: str) -> bool:
 def convert_trl(text: str, location: str) -> ConvertedConfig:
     """Convert the configuration of a run with GRPO. Raise InputError with all problems."""
     conversion = Conversion.from_yaml(text, location, TABLE, grpo.build_table(), trainer.TABLE)
+    _check_method(conversion)
     grpo.convert_grpo(conversion)
     conversion.convert_table()
     grpo.convert_block(conversion, "max_prompt_length")
     _convert_data(conversion)
     _convert_model(conversion)
-    grpo.check_reference(conversion)
     _convert_rewards(conversion)
     _convert_precision(conversion)
     trainer.convert_arguments(conversion, converts_batch=False)
@@ -79,16 +81,31 @@ def convert_trl(text: str, location: str) -> ConvertedConfig:
     return conversion.finish()
 
 
+def _check_method(conversion: Conversion) -> None:
+    """Add problems for keys that only RLOOConfig has, and a note if no key tells `trl grpo` from `trl rloo`."""
+    for key in ("normalize_advantages", "reward_clip_range"):
+        if conversion.has(key):
+            what = "belongs to trl rloo, and only trl grpo is converted"
+            conversion.add_problem(key, what, "remove it, and write policy.preset: rloo in the run file")
+    if not any(map(conversion.has, _GRPO_ONLY)):
+        conversion.note(
+            "read as a configuration of trl grpo; for trl rloo write policy.preset: rloo and policy.kl: 0.05"
+        )
+
+
 def _convert_data(conversion: Conversion) -> None:
     """Convert the prompts, and the split for validation if the configuration validates."""
     sources: list[dict[str, Any]] = []
     for index in range(conversion.list_length("datasets")):
         prefix = f"datasets.{index}"
-        sources.append(_convert_source(conversion, index, f"{prefix}.path", f"{prefix}.name", f"{prefix}.split"))
-        files = conversion.get(f"{prefix}.data_files", read.names)
-        if files:
-            sources[-1]["path"] = files
-            conversion.mark_converted(f"data.sources.{index}.path", f"{prefix}.data_files")
+        if conversion.get(f"{prefix}.data_files", read.names):
+            sources.append({"path": find_files(conversion, prefix)[1], "format": "prompts"})
+            keys = (f"{prefix}.path", f"{prefix}.data_files")
+            conversion.mark_converted(f"data.sources.{index}.path", *keys)
+            if "[" in str(conversion.raw_value(f"{prefix}.split")):
+                conversion.report(f"{prefix}.split", "write the slice of rows: data.sources.rows: '[:1000]'")
+        else:
+            sources.append(_convert_source(conversion, index, f"{prefix}.path", f"{prefix}.name", f"{prefix}.split"))
     if not sources and conversion.has("dataset_name"):
         sources.append(_convert_source(conversion, 0, "dataset_name", "dataset_config", "dataset_train_split"))
     if not sources:
@@ -170,19 +187,23 @@ def _convert_rewards(conversion: Conversion) -> None:
     if _OVERLONG in names:
         conversion.report("mask_truncated_completions", f"{_OVERLONG} decides: policy.overlong is punish")
         conversion.put("policy.overlong", "punish", "reward_funcs")
-        length = conversion.output_value("policy.new_tokens")
+        length = conversion.output_value("policy.new_tokens") or _OVERLONG_LENGTH
         conversion.put("policy.overlong_tokens", min(_OVERLONG_TOKENS, length), "reward_funcs")
         if length != _OVERLONG_LENGTH:
             what = f"{_OVERLONG} of TRL's script counts from {_OVERLONG_LENGTH:,} tokens, artel from policy.new_tokens"
             conversion.report("reward_funcs", what)
         position = len(models) + names.index(_OVERLONG)
         weights = conversion.raw_value("reward_weights")
+        if weights is not None and not isinstance(weights, list):
+            weights = [weights]
         conversion.replace("reward_funcs", [name for name in names if name != _OVERLONG])
-        if isinstance(weights, list) and position < len(weights):
+        if weights and position < len(weights):
             if weights[position] != 1:
                 conversion.report(
                     "reward_weights", f"policy.overlong: punish has the weight 1, not {weights[position]}"
                 )
+            elif len(weights) == 1:
+                conversion.mark_implied("reward_weights", "policy.overlong: punish has the weight 1")
             conversion.replace("reward_weights", [*weights[:position], *weights[position + 1 :]])
     if "accuracy_reward" in names:
         what = "TRL accepts only LaTeX in an answer, math also plain numbers"
@@ -194,10 +215,21 @@ def _convert_precision(conversion: Conversion) -> None:
     """Convert bf16, which is TRL's default, and fp16, and the dtype of the weights."""
     if not trainer.convert_precision(conversion, {"bf16": "bf16", "fp16": "fp16"}):
         conversion.put("train.precision", "fp32" if conversion.has("bf16") else "bf16", "bf16", "fp16")
+    has_adapter = conversion.output_value("model.lora") is not None
     for key in ("dtype", "torch_dtype"):
-        if conversion.raw_value(key) in ("bfloat16", "bf16") and conversion.output_value("model.lora") is None:
+        dtype = conversion.raw_value(key)
+        if has_adapter and conversion.output_value("model.quantize"):
+            conversion.mark_implied(key, "model.quantize decides the dtype of the base weights")
+        elif has_adapter and dtype == "auto":
+            conversion.mark_implied(key, "model.lora.base: auto keeps the saved dtype")
+        elif has_adapter and dtype in ("bfloat16", "bf16"):
+            conversion.put("model.lora.base", "bf16", key)
+        elif dtype == "auto":
+            fix = "if the model is saved in bf16, write train.weights: bf16 to train in bf16 as TRL does"
+            conversion.report(key, f"artel trains weights in fp32; {fix}")
+        elif dtype in ("bfloat16", "bf16"):
             conversion.put("train.weights", "bf16", key)
-        elif conversion.raw_value(key) in ("float16", "fp16"):
+        elif dtype in ("float16", "fp16"):
             conversion.report(key, "not supported: trained weights are in fp32 or bf16; write train.weights: bf16")
 
 
