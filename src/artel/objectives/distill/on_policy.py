@@ -72,7 +72,7 @@ class OnPolicy(Objective):
         self._answers = {(rollout.index, rollout.epoch): rollout for rollout in round_.rollouts}
         metrics: dict[str, float] = {"answers": len(round_.rollouts)}
         if round_.rollouts:
-            metrics["length_mean"] = float(np.mean([len(rollout.ids) for rollout in round_.rollouts]))
+            metrics["length_mean"] = float(np.mean([rollout.length for rollout in round_.rollouts]))
             metrics["cut_off"] = float(np.mean([rollout.cut_off for rollout in round_.rollouts]))
         metrics |= {f"seconds_{activity}": round(duration, 3) for activity, duration in seconds.items()}
         self._round_metrics = metrics
