@@ -3,7 +3,7 @@
     make demo-rl
     python scripts/demo_rl.py --seed 1 --folder runs/demo-rl-1
 
-1. A new model reads sums: one in five is right, the others are off by one or by ten. A third of what it writes is right.
+1. A new model reads sums: one in five is right, the others are off by one or by ten. It then writes a third rightly.
 2. It learns from rewards to write only right sums: a reward is 1 for the right number, otherwise 0.
 3. Twice at the same time, a core each: one run is killed with SIGKILL halfway and started again, the other is not
    disturbed. Their weights must have the same hash; otherwise the exit status is 1.
