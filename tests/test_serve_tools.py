@@ -51,7 +51,7 @@ def test_whatever_the_weights_the_answer_is_calls_in_the_form_of_the_template(na
         assert form is None
         return
     counts, called = set(), set()
-    for seed in range(5):
+    for seed in range(20):
         reader, pieces = (
             required_calls(form, TOOLS),
             list(written(tokenizer, end, form, TOOLS, seed, parallel_calls=True)),
@@ -66,6 +66,8 @@ def test_whatever_the_weights_the_answer_is_calls_in_the_form_of_the_template(na
         assert [(call.name, call.arguments) for call in read] == [
             (call["function"]["name"], json.loads(call["function"]["arguments"])) for call in calls
         ]
+        if seed >= 4 and max(counts) > 1 and called == {*SCHEMAS}:  # random logits may take more seeds
+            break
     assert called == {*SCHEMAS}
     assert (max(counts) > 1) == (form.between_calls is not None)
 
