@@ -19,7 +19,7 @@ from artel.generation import GenerationPrompt
 from artel.generation.base import EngineError, Generation
 from artel.generation.generate import Sampling
 from artel.generation.make import SequentialEngine, make_engine
-from artel.generation.sampler import Sampler, Token
+from artel.generation.sampler import FastSampler, Token
 from artel.generation.text_stream import TextStream
 from artel.models.loading.structure import position_limit
 from artel.tokens import Tokenizer
@@ -105,7 +105,7 @@ class _AnswerGeneration(Generation):
     events: queue.SimpleQueue[EngineError | None]
 
     def __init__(self, tokenizer: Tokenizer, prompt: GenerationPrompt, sampling: Sampling) -> None:
-        sampler = Sampler(sampling.options, prompt.ids, tokenizer.vocabulary)
+        sampler = FastSampler(sampling.options, prompt.ids, tokenizer.vocabulary)
         super().__init__(sampler, sampling.new_tokens, prompt.end.ids, self._on_event)
         self.prompt, self.answer = prompt, SampledAnswer()
         self._temperature = sampling.temperature or 1.0
