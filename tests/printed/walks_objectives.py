@@ -98,11 +98,11 @@ OBJECTIVES = (
                 f"{STEPS} data.block=64 policy.new_tokens=8 policy.rewards=[rewards.py:overlap] validate.blocks=4",
                 leaves="runs/policy/rollouts/000001.jsonl.zst",
             ),
+            Step("artel evaluate runs/policy", says="reward"),
+            Step('artel generate runs/policy --prompt "What is 3 and 1?"', "--max-new-tokens 8"),
             Step("artel watch runs/policy", says="signal"),
             Step("artel report runs/policy --html report.html", leaves="report.html"),
             Step("artel plan runs/policy", says="answers of"),
-            Step("artel evaluate runs/policy", says="reward"),
-            Step('artel generate runs/policy --prompt "What is 3 and 1?"', "--max-new-tokens 8"),
         ),
         needs=(inputs.sums, inputs.written("docs/policy.md", "rewards.py"), inputs.chat_model()),
         long=True,
@@ -111,7 +111,7 @@ OBJECTIVES = (
         "a task of reasoning-gym",
         (
             Step(
-                "artel train policy run=runs/legs model.from=FOLDER policy.rewards=[gym:leg_counting] "
+                "artel train policy run=runs/legs model.from=FOLDER 'policy.rewards=[gym:leg_counting]' "
                 "'data.sources=[{format: gym, gym: {task: leg_counting, samples: 500, options: {max_animals: 3}}}]'",
                 f"{STEPS} data.block=512 policy.new_tokens=8 'policy.rewards=[{{matches: о}}]' validate.blocks=4",
                 leaves="runs/legs/rollouts/000001.jsonl.zst",
