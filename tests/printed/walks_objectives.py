@@ -51,6 +51,7 @@ OBJECTIVES = (
         ),
         needs=(inputs.names, inputs.matches, inputs.texts, inputs.roberta()),
         before=(f"artel train ruroberta-mlm 'data.sources.0.path=texts/*.txt' model.from=FOLDER {SHORT}",),
+        long=True,
     ),
     Walk(
         "rewards",
@@ -80,6 +81,7 @@ OBJECTIVES = (
         ),
         needs=(inputs.preferences, inputs.conversations, inputs.chat_model()),
         before=(f"artel train chat-lora data.sources.0.path=conversations.jsonl model.from=FOLDER {STEPS}",),
+        long=True,
     ),
     Walk(
         "learning from rewards",
@@ -149,6 +151,7 @@ OBJECTIVES = (
             ),
         ),
         needs=(inputs.matches, inputs.squad("train.json"), inputs.novel("notes.txt"), inputs.bert()),
+        long=True,
     ),
     Walk(
         "reranking",
@@ -167,6 +170,7 @@ OBJECTIVES = (
             Step("artel evaluate runs/rerank", says="ndcg"),
         ),
         needs=(inputs.matches, inputs.squad("train.json"), inputs.bert()),
+        long=True,
     ),
     Walk(
         "texts for texts",
@@ -196,6 +200,7 @@ OBJECTIVES = (
             ),
         ),
         needs=(inputs.labeled("pairs.csv"), inputs.inputs_alone("texts.txt"), inputs.t5()),
+        long=True,
     ),
     Walk(
         "names and tags",

@@ -69,6 +69,7 @@ README = (
             Step('artel generate runs/comma-restoration --prompt "Он сказал что не придёт но пришёл."'),
         ),
         needs=(inputs.sentences,),
+        long=True,
     ),
     Walk(
         "the script for CPUs",
@@ -150,6 +151,7 @@ README = (
             ),
         ),
         needs=(inputs.conversations, inputs.image_model("VLM")),
+        long=True,
     ),
     Walk(
         "longer context",
@@ -163,6 +165,7 @@ README = (
             Step("artel export runs/long long --merge", leaves="long/config.json"),
         ),
         needs=(inputs.conversations, inputs.chat_model()),
+        long=True,
     ),
     Walk(
         "preferences",
@@ -179,6 +182,7 @@ README = (
             ),
         ),
         needs=(inputs.preferences, inputs.chat_model()),
+        long=True,
     ),
     *OBJECTIVES,
     Walk(
@@ -208,6 +212,7 @@ README = (
             f"{STEPS} data.block=32",
             f"artel train squad-ru data.sources.0.path=train.json model.from=FOLDER {WINDOWS}",
         ),
+        long=True,
     ),
     Walk(
         "speed and memory",
@@ -217,6 +222,7 @@ README = (
             Step("artel train run.yaml profile=true", "train.steps=9", leaves="runs/run/profile/table.txt"),
         ),
         needs=(inputs.run_yaml(),),
+        long=True,
     ),
     Walk(
         "several processes",
