@@ -60,6 +60,8 @@ def scored(written, text, **columns):
          {"reward": "function", "function": {"name": "rewards.py:exact"}, "weight": 2.0}),
         ("json", {"reward": "json"}),
         ("gym:countdown", {"reward": "gym", "gym": {"task": "countdown"}}),
+        ("matches: '[0-9]'", {"reward": "matches", "matches": {"pattern": "[0-9]"}}),
+        ("json:loads", {"reward": "function", "function": {"name": "json:loads"}}),
         ({"equals": {"column": "right"}, "weight": "2"},
          {"reward": "equals", "weight": 2.0, "equals": {"column": "right"}}),
         ({"equals": None}, {"reward": "equals"}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -65,12 +66,16 @@ def check_signal(groups: Sequence[Sequence[Rollout]]) -> None:
     what += f" ({rewards[0]:g})" if len(rewards) == 1 else ""
     if not rewards:
         what = f"no answer to any of {len(groups)} prompts has a reward"
-    failures = next((rollout.failures for rollout in rollouts if rollout.failures), {})
-    if failures:
-        name, reason = next(iter(failures.items()))
-        what += f", and {name} failed: {reason}"
-    fix = (
-        "use easier prompts, more answers (policy.answers), a reward for parts of the answer, or train on examples "
-        f"first (objective: chat). An answer was: {rollouts[0].text[:200]!r}"
-    )
-    raise InputError.at("policy.rewards", what, fix)
+    fixes = ["easier prompts", "more answers (policy.answers)", "a reward for parts of the answer"]
+    num_cut_off = sum(rollout.cut_off for rollout in rollouts)
+    if num_cut_off:
+        what += f"; {num_cut_off} of {len(rollouts)} answers were cut off"
+        fixes.insert(0, "a larger policy.new_tokens")
+    fix = f"try {', '.join(fixes)}, or train on examples first (objective: chat)"
+    failed = Counter(name for rollout in rollouts for name in rollout.failures)
+    if failed:
+        name, count = failed.most_common(1)[0]
+        reason = next(rollout.failures[name] for rollout in rollouts if name in rollout.failures)
+        what = f"{name} failed on {count} of {len(rollouts)} answers: {reason}; {what}"
+        fix = f"fix {name}, and start again" if count == len(rollouts) else fix
+    raise InputError.at("policy.rewards", what, f"{fix}. An answer was: {rollouts[0].text[:200]!r}")

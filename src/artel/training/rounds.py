@@ -49,8 +49,8 @@ class Rounds:
             run.trackers.doing = ""
             if step == 0 and settings.is_scored:
                 groups = [*self._round.groups().values()]
-                check_signal(groups)
                 logger.info("first round: %s", summarize(groups).describe())
+                check_signal(groups)
         run.objective.set_round(self._round, is_fresh=step % steps == 0, seconds=self._writer.seconds)
 
     def close(self) -> None:

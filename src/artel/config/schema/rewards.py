@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from typing import Any, ClassVar, Self
 
+import yaml
 from pydantic import Field, GetJsonSchemaHandler, model_validator
 from pydantic_core import CoreSchema
 
@@ -75,6 +76,11 @@ class RewardTerm(NamingSection):
 def _read_string(text: str) -> dict[str, Any]:
     """Return the mapping that a string stands for."""
     name, colon, value = text.partition(":")
+    if name in REWARDS and value.startswith(" "):  # a quoted mapping: "matches: '[0-9]'"
+        try:
+            value = yaml.safe_load(value)
+        except yaml.YAMLError:
+            raise ValueError(f"{text!r} is not YAML; write it without quotes: {{{name}: …}}") from None
     settings = REWARDS.get_settings(name)
     if name in REWARDS and (not colon or (settings is not None and issubclass(settings, ShortSection))):
         return {"reward": name, **({name: value} if colon else {})}
