@@ -7,7 +7,9 @@ import math
 import os
 import resource
 import shutil
+import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,6 +37,7 @@ from artel.training.micro_batch import (
 from support.forks import call_forked
 from support.preferences import CONTROL, MODEL, PAIRS, preferring, stored
 from support.runs import write_run
+from support.waiting import LIMIT
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 MODES = ("none", "selective", "full")
@@ -401,3 +404,36 @@ def test_where_memory_is_ample_the_largest_is_reckoned_from_one_attempt():
     assert tried == [1]
     assert find(attempt, 64, planned=MicroBatchPlan(32, "none"), is_ample=True, key={"planned": 1}).rows == 32
     assert tried == [1]  # what a plan of ample memory says is taken untried
+
+
+@pytest.mark.skipif(not micro_batch._RESET_FILE.exists(), reason="peaks of memory begin anew on Linux only")
+def test_all_ranks_try_the_same_sizes_whatever_memory_each_measures(monkeypatch):
+    """An attempt may need the other ranks. One that measured enough after a single row left the others waiting."""
+    meeting, reduction = threading.Barrier(2, timeout=LIMIT), threading.Barrier(2, timeout=LIMIT)
+    values, tried = [0, 0], [[], []]
+
+    def search(rank):
+        threading.current_thread().name = f"rank {rank}"
+
+        def all_reduce_min(value):
+            values[rank] = value
+            reduction.wait()
+            lowest = min(values)
+            reduction.wait()
+            return lowest
+
+        def attempt(rows, how):
+            tried[rank].append(rows)
+            meeting.wait()
+            torch.ones(rows * 2**20)  # 4 MiB a row
+
+        return find(attempt, 64, all_reduce_min=all_reduce_min)
+
+    def measure(name):
+        return 0 if threading.current_thread().name == "rank 1" else process_memory(name)
+
+    monkeypatch.setattr(micro_batch, "process_memory", measure)
+    with ThreadPoolExecutor(2) as ranks:
+        plans = list(ranks.map(search, range(2)))
+    assert plans == [MicroBatchPlan(64, "none")] * 2
+    assert tried == [[1, 2, 64]] * 2

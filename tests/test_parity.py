@@ -17,9 +17,7 @@ REFUSED = {"expert-2": "has no experts", "expert-fsdp-2x2": "has no experts"}
 
 @pytest.mark.ci
 @pytest.mark.processes
-@pytest.mark.parametrize(
-    ("model", "layouts"), [("gpt2", OF_TWO), pytest.param("qwen3_moe", OF_FOUR, marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize(("model", "layouts"), [("gpt2", OF_TWO), ("qwen3_moe", OF_FOUR)])
 def test_the_numbers_are_those_of_one_process(tmp_path, model, layouts):
     results = {}
     for part in measure(tmp_path, cells([model], layouts), steps=4, seconds=400):

@@ -353,30 +353,25 @@ class _Trials:
         """
         if self.device.type != "cpu" or sizes[-1] <= 2 or not _RESET_FILE.exists():
             return sizes, False
-        max_rows, is_ample = self._max_rows_in_host_memory(mode, sizes[-1])
-        if self.all_reduce_min(int(is_ample)):
-            return sizes, True
-        max_rows = self.all_reduce_min(max_rows)
-        return [size for size in sizes if size <= max_rows], False
-
-    def _max_rows_in_host_memory(self, mode: Recompute, largest: int) -> tuple[int, bool]:
         local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # from torchrun: processes on this host
         release_free_memory()  # otherwise an attempt would reuse free memory and seem to need none
         baseline, free = process_memory("VmRSS"), memory().free // local_world_size - self.reserve
         limit = baseline + int((1 - _MARGIN_FRACTION) * memory().free) // local_world_size - self.reserve
         peaks: list[int] = []
-        for rows in (1, 2):
+        for rows in (1, 2):  # on all ranks alike, whatever each measures: an attempt may need the others
             reset_peak_memory()
-            if not self._fits_on_this_rank(rows, mode):
-                return rows - 1, False
+            if not self._fits(rows, mode):
+                return [size for size in sizes if size < rows], False
             peaks.append(process_memory("VmHWM"))
             release_free_memory()
             # An upper bound for a row: the attempt also allocated the gradients.
             row_bytes = (1 + RETAINED_FRACTION) * (peaks[0] - baseline)
-            if row_bytes > _MIN_MEASURED_BYTES and largest * row_bytes < AMPLE * free and has_no_memory_limit():
-                return largest, True
+            is_ample = row_bytes > _MIN_MEASURED_BYTES and sizes[-1] * row_bytes < AMPLE * free
+            if self.all_reduce_min(int(is_ample and has_no_memory_limit())):
+                return sizes, True
         bytes_per_row = max(1, int((1 + RETAINED_FRACTION) * (peaks[1] - peaks[0])))
-        return max(0, 1 + (limit - peaks[0]) // bytes_per_row), False
+        max_rows = self.all_reduce_min(max(0, 1 + (limit - peaks[0]) // bytes_per_row))
+        return [size for size in sizes if size <= max_rows], False
 
 
 _RESET_FILE = Path("/proc/self/clear_refs")  # Linux only
