@@ -202,7 +202,7 @@ class Strategy:
 
     def _loss_multiplier(self, targets: float) -> float:
         """Return the factor of a micro-batch's summed loss that gives the gradients of the mean loss."""
-        return 1.0 / max(1.0, targets)  # a step of a round without signal has no targets, and a gradient of 0
+        return 1.0 / (targets or 1.0)  # a step of a round without signal has no targets, and a gradient of 0
 
     def _gradient_sync(self, last: bool) -> AbstractContextManager[object]:
         """Context of a micro-batch's forward and backward. Ranks exchange gradients after the last one of a step."""

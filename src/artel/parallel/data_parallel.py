@@ -42,7 +42,7 @@ class DataParallel(Strategy):
             self.ddp.reducer = _LocalReducer(self.ddp.reducer)  # type: ignore[assignment]
 
     def _loss_multiplier(self, targets: float) -> float:
-        return self._world.size / max(1.0, targets)  # DDP divides gradients by the number of processes
+        return self._world.size / (targets or 1.0)  # DDP divides gradients by the number of processes
 
     def _gradient_sync(self, last: bool) -> AbstractContextManager[object]:
         return nullcontext() if last or self.ddp is None else self.ddp.no_sync()

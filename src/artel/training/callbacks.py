@@ -55,7 +55,7 @@ class Log:
         seconds, run.window_seconds = run.window_seconds, 0.0
         tokens, run.window_tokens = run.window_tokens, 0
         positions, run.window_positions = run.window_positions, 0
-        targets = max(1.0, totals["targets"])  # a round without signal has none
+        targets = totals["targets"] or 1.0  # a round without signal has none
         run.progress.train_loss = totals["loss"] / targets
         speed = token_rate(tokens, seconds)
         mfu = utilization(run.flops_per_token, speed, run.peak_flops, run.world.size)

@@ -183,7 +183,7 @@ def _rewind(run: Run) -> Progress | None:
 def _compute_mean_loss(run: Run, sums: torch.Tensor) -> float:
     """Return the mean loss of the global batch, from this process's sums. Collective."""
     loss, targets = run.strategy.all_reduce_sum(sums[:2].double().tolist())
-    return loss / max(1.0, targets)
+    return loss / (targets or 1.0)
 
 
 def _document_origins(run: Run, step: int) -> list[str]:
