@@ -5,6 +5,7 @@ artel never executes completions, but a user's function may: its process has the
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 import time
@@ -55,6 +56,15 @@ class Scores:
     totals: NDArray[np.float64]
     """Weighted sum per completion, ignoring NaN. NaN if a completion has no score."""
     failures: list[Failure]
+
+    def of(self, completion: int) -> tuple[dict[str, float | None], float | None]:
+        """Return the scores of a completion by name, and its total. None: no score."""
+        by_name = zip(self.names, map(_nan_to_none, self.values[completion]), strict=True)
+        return dict(by_name), _nan_to_none(self.totals[completion])
+
+
+def _nan_to_none(value: float) -> float | None:
+    return None if math.isnan(value) else float(value)
 
 
 class Job(NamedTuple):

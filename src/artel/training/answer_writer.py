@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -172,8 +171,8 @@ class AnswerWriter:
         for position, name, reason in scores.failures:
             drafts[position].fail(name, reason)
         results = []
-        for draft, values, total in zip(drafts, scores.values, scores.totals, strict=True):
-            rewards, reward = dict(zip(scores.names, map(_nan_to_none, values), strict=True)), _nan_to_none(total)
+        for position, draft in enumerate(drafts):
+            rewards, reward = scores.of(position)
             if self.pool.has_environment_reward:
                 rewards["environment"] = draft.reward
                 reward = reward if draft.reward is None else (reward or 0.0) + draft.reward
@@ -182,10 +181,6 @@ class AnswerWriter:
                 rewards["overlong"], reward = penalty, None if reward is None else reward + penalty
             results.append((rewards, None if "environment" in draft.failures else reward))
         return results
-
-
-def _nan_to_none(value: float) -> float | None:
-    return None if math.isnan(value) else float(value)
 
 
 def open_round_rewards(

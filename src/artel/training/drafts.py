@@ -86,7 +86,7 @@ class Draft:
 
     @property
     def used(self) -> int:
-        """Number of tokens after the stored prompt, at least those of one segment: what `new_tokens` limits."""
+        """Number of tokens that count towards `new_tokens`: the written ones, or those of a longer last segment."""
         return self.new_tokens if self.cut_off else self.new_tokens - self.space
 
     @property

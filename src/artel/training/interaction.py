@@ -1,4 +1,4 @@
-"""What happens between the replies of an answer: tools are called, and an environment answers."""
+"""Tools and environments between the replies of an answer."""
 
 from __future__ import annotations
 
@@ -20,8 +20,11 @@ _Results = list[list[dict[str, Any]]]
 
 @dataclass(frozen=True, slots=True)
 class Interaction:
-    """Runs the tools and environments of answers in the reward processes. All ranks must call its methods together if
-    the strategy spreads the weights: then all write the same answers, and the first rank runs everything for them."""
+    """Runs the tools and environments of answers in the reward processes.
+
+    If a strategy shards the weights, all ranks write the same answers and must call these methods together. The first
+    rank then runs everything for them.
+    """
 
     settings: RoundSettings
     strategy: ParallelStrategy
@@ -39,7 +42,7 @@ class Interaction:
         return self.settings.environment is not None
 
     def open(self, drafts: Sequence[Draft]) -> None:
-        """Make the environments, and add their first messages to the prompts."""
+        """Create the environments, and add their first messages to the prompts."""
         if not self._has_environment:
             return
         requests = [[_request(draft, "reset")] for draft in drafts]
@@ -72,7 +75,7 @@ class Interaction:
                 self._continue(draft, draft_results[0], end)
 
     def close(self, drafts: Sequence[Draft]) -> None:
-        """End the environments, and take their rewards."""
+        """End the environments, and read their rewards."""
         if not self._has_environment:
             return
         ended = [draft for draft in drafts if "environment" not in draft.failures]
@@ -129,7 +132,7 @@ class Interaction:
 
 
 def _request(draft: Draft, action: str, **fields: Any) -> dict[str, Any]:
-    """Return a request to the environment of a draft, with all that is needed to make it again (`environments.py`)."""
+    """Return a request to the environment of a draft, with what is needed to create it again (`environments.py`)."""
     row = draft.reference["columns"]
     state = {"answer": draft.name, "row": row, "opening": draft.opening, "steps": draft.steps}
     return {"action": action, **state, **fields}

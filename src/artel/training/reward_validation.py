@@ -158,15 +158,11 @@ class LossAndRewardValidation(Validation):
         failures: list[dict[str, str]] = [{} for _ in answers]
         for index, name, reason in scores.failures:
             failures[index][name] = reason
-        return [
-            _Score(
-                _nan_to_none(total), dict(zip(scores.names, map(_nan_to_none, values), strict=True)),
-                completion.tokens, reasons,
-            )
-            for total, values, completion, reasons in zip(
-                scores.totals, scores.values, completions, failures, strict=True
-            )
-        ]  # fmt: skip
+        results = []
+        for index, completion in enumerate(completions):
+            rewards, reward = scores.of(index)
+            results.append(_Score(reward, rewards, completion.tokens, failures[index]))
+        return results
 
     def close(self) -> None:
         self._pool.close()
@@ -212,7 +208,3 @@ def _reward_metrics(scores: Sequence[_Score]) -> dict[str, float]:
 def _mean(values: Sequence[float | None]) -> float:
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else math.nan
-
-
-def _nan_to_none(value: float) -> float | None:
-    return None if math.isnan(value) else float(value)
