@@ -85,7 +85,7 @@ class ModelReward:
         messages = completion.messages or [{"role": "user", "content": completion.prompt}, *completion.turns]
         for message in messages:
             for token in self._tokenizer.control_tokens:
-                if token in message["content"]:
+                if token in str(message):  # also in calls of tools
                     raise ValueError(f"a text has the special token {token} of the reward model")
         text = render(self._tokenizer, self._template, messages, False)
         ids = self._tokenizer.add_frame(np.array(self._tokenizer.encode_control([text]), dtype=np.int64))

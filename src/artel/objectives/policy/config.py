@@ -204,9 +204,8 @@ class PolicyConfig(Section):
             absent += ["clip_low", "clip_high"]
         if written := [name for name in absent if getattr(self, name)]:
             loss = self.preset if settings.learns_pairs or settings.ratio != "none" else "ratio: none"
-            raise ValueError(
-                f"{loss} has no {' and no '.join(written)}; remove {'it' if len(written) == 1 else 'them'}"
-            )
+            verb, pronoun = ("has", "it") if len(written) == 1 else ("have", "them")
+            raise ValueError(f"{', '.join(written)} {verb} no effect with {loss}; remove {pronoun}")
         return self
 
     def resolve(self) -> PolicySettings:

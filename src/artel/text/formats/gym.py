@@ -53,7 +53,7 @@ class GymSource(ShortSection):
     def _check_options(cls, options: dict[str, Any]) -> dict[str, Any]:
         for name, key in (("size", "samples"), ("seed", "seed")):
             if name in options:
-                raise ValueError(f"{name} is no setting of a task; write {key} beside options")
+                raise ValueError(f"{name} is not a setting of a task; write {key} beside options")
         return options
 
 
