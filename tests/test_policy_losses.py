@@ -15,7 +15,7 @@ from artel.config import TokenizerTraining
 from artel.models.logits_loss import target_log_probs
 from artel.objectives.answer_rows import Answer, answer_tensors
 from artel.objectives.policy.config import PRESETS, PolicyConfig
-from artel.objectives.policy.losses import advantages, best_and_worst, has_signal, policy_sums
+from artel.objectives.policy.losses import advantages, best_and_worst, corrections, has_signal, policy_sums
 from artel.tokens import train_tokenizer
 from support.preferences import MODEL
 
@@ -113,13 +113,14 @@ def log_probs(model, tensors):
     return target_log_probs(model, inputs, tensors["targets"], tensors["target_positions"])[0]
 
 
-def sums_of(policy, old, reference, samples, rewards, settings, of_answers=None):
+def sums_of(policy, old, reference, samples, rewards, settings, of_answers=None, factors=None):
     tensors = answer_tensors(samples, share_prompts=False)
     with torch.no_grad():
         before = log_probs(old, tensors)
         at_first = None if reference is None else log_probs(reference, tensors)
     of_answers = advantages(rewards, settings.advantage) if of_answers is None else torch.tensor(of_answers)
-    return policy_sums(log_probs(policy, tensors), before, at_first, of_answers, tensors["answer_targets"], settings)
+    values = log_probs(policy, tensors)
+    return policy_sums(values, before, at_first, of_answers, tensors["answer_targets"], settings, factors)
 
 
 def gradients(model):
@@ -253,6 +254,44 @@ def test_online_dpo_equals_that_of_trl(tokenizer, tmp_path):
     assert abs(ours.item() - theirs.item()) < 1e-5
     assert gradient < 1e-5
     assert sums.targets == len(samples)
+
+
+@pytest.mark.parametrize("kind", ["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"])
+def test_corrections_for_a_server_equal_those_of_trl(kind, tokenizer, tmp_path):
+    """Loss and gradient within 1e-5, where some tokens or answers are limited and others are not."""
+    folder_of_model(tokenizer, tmp_path / "model")
+    answers, random = written(tokenizer), np.random.default_rng(1)
+    old = moved(AutoModelForCausalLM.from_pretrained(tmp_path / "model"), 0.02, 1)
+    trained_by_trl = copy.deepcopy(old)
+    tensors = answer_tensors(samples_of(tokenizer, answers), share_prompts=False)
+    with torch.no_grad():
+        before = log_probs(old, tensors).numpy()
+    by_server = before - random.normal(0, 0.6, len(before)).astype(np.float32)
+    ends = np.cumsum([len(answer) for answer in answers])[:-1]
+    trainer = trl_trainer("dr_grpo", tokenizer, trained_by_trl, tmp_path / "trl", answers,
+                          vllm_importance_sampling_mode=kind, vllm_importance_sampling_clip_max=1.5)  # fmt: skip
+    trainer._generate_single_turn = lambda *_, **__: (answers, [part.tolist() for part in np.split(by_server, ends)])
+    trainer.use_vllm = True
+    inputs = trainer._generate_and_score_completions([{"prompt": p} for p in PROMPTS for _ in REWARDS[0]])
+    moved(trained_by_trl, STEP["dr_grpo"], 2)
+    theirs = trainer._compute_loss(trainer.model, inputs)
+    theirs.backward()
+
+    pairs = zip(np.split(before, ends), np.split(by_server, ends), strict=True)
+    factors, limited = zip(*(corrections(ours - server, kind, 1.5) for ours, server in pairs), strict=True)
+    assert 0 < np.concatenate(limited).mean() < 1
+    rewards = torch.tensor([[np.nan if reward is None else reward for reward in group] for group in REWARDS]).double()
+    settings = PolicyConfig(new_tokens=LONGEST).resolve()
+    policy = moved(copy.deepcopy(old), STEP["dr_grpo"], 2)
+    factor_tensor = torch.from_numpy(np.concatenate(factors)).float()
+    sums = sums_of(policy, old, None, samples_of(tokenizer, answers), rewards, settings, factors=factor_tensor)
+    ours = sums.loss / sums.targets
+    ours.backward()
+    expected = gradients(trained_by_trl)
+    gradient = (gradients(policy) - expected).abs().max() / expected.abs().max()
+    print(f"{kind}: loss {abs(ours.item() - theirs.item()):.1e}, gradient {gradient:.1e}")
+    assert abs(ours.item() - theirs.item()) < 1e-5
+    assert gradient < 1e-5
 
 
 def test_masked_answers_equal_those_of_trl(tokenizer, tmp_path):

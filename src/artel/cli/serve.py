@@ -40,6 +40,13 @@ def serve(
         typer.Option(metavar="NAME=FOLDER", help="LoRA adapter, served as model NAME. Repeatable."),
     ] = None,
     engine: Annotated[str, typer.Option(help="artel, or vllm (runs vLLM's server; must be installed).")] = "artel",
+    reload_from: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Let clients replace the model by one in this folder, as training with policy.engine does.",
+        ),
+    ] = None,
     cors: Annotated[list[str] | None, typer.Option(metavar="ORIGIN", help="Allowed CORS origin. Repeatable.")] = None,
 ) -> None:
     """Serve a model: OpenAI's API at /v1, a chat page at /, Prometheus metrics at /metrics.
@@ -74,6 +81,7 @@ def serve(
         precision=Precision(precision),
         adapters=adapters,
         origins=cors or [],
+        reload_from=reload_from,
         limits=limits,
     )
     if engine == "vllm":

@@ -99,6 +99,36 @@ def sample_answers(
     return [[next(answers) for _ in prompt_seeds] for prompt_seeds in seeds]
 
 
+class AnswerBuilder:
+    """Builds an answer token by token: its text, and its end."""
+
+    def __init__(self, tokenizer: Tokenizer, prompt: GenerationPrompt, new_tokens: int) -> None:
+        self.answer = SampledAnswer()
+        self._end_ids, self._new_tokens = prompt.end.ids, new_tokens
+        self._stream = TextStream(tokenizer, prompt.ids, prompt.end.texts, special_tokens=prompt.special_tokens)
+
+    def add(self, token_id: int, log_prob: float) -> bool:
+        """Add a token. Return True if it ends the answer."""
+        answer = self.answer
+        answer.ids.append(token_id)
+        answer.log_probs.append(log_prob)
+        has_ended = token_id in self._end_ids
+        if not has_ended:
+            chunk = self._stream.add(token_id)
+            answer.text += chunk.text
+            if chunk.stopped:  # by a stop text, which the stream omits
+                return True
+            if len(answer.ids) < self._new_tokens:
+                return False
+        self.finish(cut_off=not has_ended)
+        return True
+
+    def finish(self, *, cut_off: bool) -> None:
+        """End the answer. `cut_off`: False if the model has ended it."""
+        self.answer.cut_off = cut_off
+        self.answer.text += self._stream.flush()
+
+
 class _AnswerGeneration(Generation):
     """An answer in progress, with its ids and their log-probabilities."""
 
@@ -107,26 +137,18 @@ class _AnswerGeneration(Generation):
     def __init__(self, tokenizer: Tokenizer, prompt: GenerationPrompt, sampling: Sampling) -> None:
         sampler = FastSampler(sampling.options, prompt.ids, tokenizer.vocabulary)
         super().__init__(sampler, sampling.new_tokens, prompt.end.ids, self._on_event)
-        self.prompt, self.answer = prompt, SampledAnswer()
+        self.prompt = prompt
         self._temperature = sampling.temperature or 1.0
-        self._stream = TextStream(tokenizer, prompt.ids, prompt.end.texts, special_tokens=prompt.special_tokens)
+        self._builder = AnswerBuilder(tokenizer, prompt, sampling.new_tokens)
+
+    @property
+    def answer(self) -> SampledAnswer:
+        return self._builder.answer
 
     def choose(self, logits: torch.Tensor) -> int:
-        answer = self.answer
         log_probs = (logits / self._temperature).log_softmax(-1)  # before the sampler changes the logits
         token_id = self.sampler.choose(logits).id
-        answer.ids.append(token_id)
-        answer.log_probs.append(float(log_probs[token_id]))
-        has_ended = token_id in self.stop
-        if not has_ended:
-            chunk = self._stream.add(token_id)
-            answer.text += chunk.text
-            if chunk.stopped:  # by a stop text, which the stream omits
-                self.end()
-                return token_id
-        answer.cut_off = not has_ended and len(answer.ids) == self.new_tokens
-        if has_ended or answer.cut_off:
-            answer.text += self._stream.flush()
+        if self._builder.add(token_id, float(log_probs[token_id])):
             self.end()
         return token_id
 

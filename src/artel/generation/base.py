@@ -49,6 +49,8 @@ class Generation:
         self.new_tokens = new_tokens
         self.stop = stop
         self.is_over = False
+        self.end_token: Token | None = None
+        """The token of `stop` that ended the answer."""
         self._count = 0
         self._deliver = deliver
 
@@ -57,7 +59,7 @@ class Generation:
         token = self.sampler.choose(logits)
         self._count += 1
         if token.id in self.stop:
-            self.finish_reason = "stop"
+            self.finish_reason, self.end_token = "stop", token
             self.end()
             return token.id
         self._deliver(token)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -18,12 +18,13 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
     from artel.config import RewardTerm
+    from artel.config.schema.engine import EngineConfig
     from artel.generation import GenerationPrompt
     from artel.generation.answers import SampledAnswer
     from artel.generation.generate import Sampling
     from artel.models.loading.heads import Head
     from artel.objectives.conversation.dialogue import Dialogue
-    from artel.objectives.rollouts import Round
+    from artel.objectives.rollouts import Round, Segment
     from artel.objectives.types import AnswerPrompt, Batch
     from artel.text import Record
     from artel.tokens import Sample, StoreSplit, Tokenizer
@@ -329,6 +330,8 @@ class RoundSettings:
     """File with functions that the model may call."""
     environment: str | None = None
     """Class that answers replies: FILE.py:CLASS or MODULE:CLASS."""
+    engine: EngineConfig | None = None
+    """Server that writes the answers; None: the processes of the run do."""
     penalty: Callable[[int], float] | None = None
     """Returns the penalty of an answer for its number of tokens. It is added to the rewards that are learned from."""
     fraction: float = 1.0
@@ -367,6 +370,12 @@ class RoundHooks:
     def dialogue(self, reference: Mapping[str, Any]) -> Dialogue | None:
         """Return the conversation of an answer, from the reference of its prompt. None: an answer is one reply."""
         return None
+
+    def answer_log_probs(  # if its `rounds` have an `engine`
+        self, model: PreTrainedModel, answers: Sequence[Sequence[Segment]], device: torch.device
+    ) -> list[list[float]]:
+        """Return the log-probabilities of the ids that the model wrote in each segment of the answers to a prompt."""
+        raise NotImplementedError
 
     def set_round(self, round_: Round, *, is_fresh: bool, seconds: Mapping[str, float]) -> None:  # if it has `rounds`
         """Learn from this round from now on.

@@ -34,6 +34,14 @@ class Segment:
     """Token ids after the prompt."""
     log_probs: list[float | None]
     """Log-probability of each of `ids` under the policy that wrote it, in nats. None: the model did not write it."""
+    engine_log_probs: list[float] = field(default_factory=list)
+    """With `policy.engine`: the server's log-probabilities of the ids that it wrote."""
+
+    def with_log_probs(self, written: list[float]) -> Segment:
+        """Return a copy with these log-probabilities of the ids that were written, which keeps those of the server."""
+        values = iter(written)
+        log_probs = [None if log_prob is None else next(values) for log_prob in self.log_probs]
+        return Segment(self.prompt_ids, self.ids, log_probs, self.written)
 
     @property
     def written(self) -> list[float]:
@@ -75,6 +83,9 @@ class Rollout:
     """Replies, results of tools and messages of the environment; empty without tools and environment."""
     prompt: str = ""
     """Text of `prompt_ids`, for people."""
+    engine_log_probs: list[float] = field(default_factory=list)
+    """With `policy.engine`: the server's log-probabilities of the ids that it wrote. `log_probs` are then computed by
+    the model in training."""
     restarts: list[Segment] = field(default_factory=list)
     """The rest of the answer, if the chat template does not continue the earlier ids: each segment has a new prompt."""
 
@@ -87,13 +98,18 @@ class Rollout:
     @property
     def segments(self) -> list[Segment]:
         """The answer as the model read and wrote it: one segment, or several if there are `restarts`."""
-        first = Segment(self.prompt_ids, self.ids, self.log_probs)
+        first = Segment(self.prompt_ids, self.ids, self.log_probs, self.engine_log_probs)
         return [first, *self.restarts] if self.ids else self.restarts or [first]
 
     @property
     def written(self) -> list[float]:
         """The log-probabilities of the ids that the model wrote, in all segments."""
         return [log_prob for segment in self.segments for log_prob in segment.written]
+
+    @property
+    def engine_written(self) -> list[float]:
+        """The server's log-probabilities, in all segments; empty without a server."""
+        return [log_prob for segment in self.segments for log_prob in segment.engine_log_probs]
 
     @property
     def length(self) -> int:

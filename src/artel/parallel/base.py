@@ -170,6 +170,13 @@ class Strategy:
         with self.generating():  # frees the gathered weights afterwards
             return self._on_model(work)
 
+    def infer(self, work: Callable[[PreTrainedModel], T]) -> T:
+        self.model.eval()
+        with torch.no_grad(), self._autocast():
+            result = self.with_full_model(work)
+        self.model.train()
+        return result
+
     def check_split(self) -> None:
         pass
 

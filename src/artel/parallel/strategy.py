@@ -169,6 +169,10 @@ class ParallelStrategy(Protocol):
         """Gather the full model, call `work` on it and return its result. Collective: all ranks must call it."""
         ...
 
+    def infer(self, work: Callable[[PreTrainedModel], T]) -> T:
+        """`with_full_model` as in an evaluation: without gradients and dropout, in the precision of training."""
+        ...
+
     def check_split(self) -> None:
         """Raise InputError if the split model computes different outputs than the full one. Runs on real weights."""
         ...

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import re
-import urllib.error
-import urllib.request
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 from pydantic import Field, field_validator
 
@@ -17,10 +13,9 @@ from artel.config import Section
 from artel.errors import InputError
 from artel.rewards.checks import last_number
 from artel.rewards.completion import Completion
+from artel.storage import ApiFailure, request_json
 
 CONCURRENT_CALLS = 16
-_BUSY = (429, 502, 503)  # HTTP statuses after which the same request may succeed
-_RETRY_SECONDS = 1.0
 _TIMEOUT_SECONDS = 600.0  # socket timeout; the time limit of the call ends it earlier
 _MAX_REPLY_BYTES = 2**20
 _FIELD = re.compile(r"\{\{\s*(\w+)\s*\}\}")
@@ -68,30 +63,25 @@ class Judge:
         return [await self._score(completion) for completion in completions]
 
     async def _score(self, completion: Completion) -> float:
-        request = self._request(fill_prompt(self._settings.prompt, completion))
-        while True:
-            try:
-                reply = await asyncio.get_running_loop().run_in_executor(self._threads, _send, request)
-                break
-            except urllib.error.HTTPError as error:
-                if error.code not in _BUSY:
-                    detail = error.read(500).decode(errors="replace")
-                    raise ValueError(f"the judge's server answered with status {error.code}: {detail}") from None
-                await asyncio.sleep(_RETRY_SECONDS)
+        prompt = fill_prompt(self._settings.prompt, completion)
+        reply = await asyncio.get_running_loop().run_in_executor(self._threads, self._ask, prompt)
         number = last_number(reply)
         if number is None:
             raise ValueError(f"the judge's reply has no number: {reply[-200:]!r}")
         return number
 
-    def _request(self, prompt: str) -> urllib.request.Request:
-        messages = [{"role": "user", "content": prompt}]
-        body = {"model": self._settings.model, "messages": messages, "temperature": 0}
-        url = f"{self._settings.url.rstrip('/')}/chat/completions"
-        request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
-        if self._settings.key:
-            key = os.environ[self._settings.key].strip()
-            request.add_unredirected_header("Authorization", f"Bearer {key}")
-        return request
+    def _ask(self, prompt: str) -> str:
+        settings = self._settings
+        body = {"model": settings.model, "messages": [{"role": "user", "content": prompt}], "temperature": 0}
+        url = f"{settings.url.rstrip('/')}/chat/completions"
+        try:
+            reply = request_json(url, body, key=settings.key, timeout=_TIMEOUT_SECONDS, max_bytes=_MAX_REPLY_BYTES)
+        except ApiFailure as error:
+            raise ValueError(f"the judge's server failed: {error}") from None
+        try:
+            return str(reply["choices"][0]["message"]["content"])
+        except (KeyError, IndexError, TypeError):
+            raise ValueError(f"the judge's server sent no answer: {str(reply)[:200]}") from None
 
 
 def fill_prompt(template: str, completion: Completion) -> str:
@@ -105,12 +95,3 @@ def fill_prompt(template: str, completion: Completion) -> str:
         return str(texts[match[1]] if match[1] in texts else completion.column(match[1]))
 
     return _FIELD.sub(replacement, template)
-
-
-def _send(request: urllib.request.Request) -> str:
-    with urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS) as response:
-        reply: Any = json.loads(response.read(_MAX_REPLY_BYTES))
-    try:
-        return str(reply["choices"][0]["message"]["content"])
-    except (KeyError, IndexError, TypeError):
-        raise ValueError(f"the judge's server sent no answer: {str(reply)[:200]}") from None

@@ -13,6 +13,7 @@ from artel.storage.atomic import (
 )
 from artel.storage.bus_errors import MappedFiles, bus_error_handler, report_bus_errors
 from artel.storage.http.download import Download, fetch
+from artel.storage.json_api import ApiFailure, request_json
 from artel.storage.locations import (
     cache_folder,
     check_cache,
@@ -37,6 +38,7 @@ from artel.storage.remote.folders import (
 )
 
 __all__ = [
+    "ApiFailure",
     "Download",
     "MappedFiles",
     "RemoteFile",
@@ -67,6 +69,7 @@ __all__ = [
     "remove_remote_folder",
     "replace_link",
     "report_bus_errors",
+    "request_json",
     "rows_folder",
     "scratch_folder",
     "state_folder",

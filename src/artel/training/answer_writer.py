@@ -9,11 +9,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import xxhash
+from transformers import PreTrainedModel
 
 from artel.config import RewardTerm
 from artel.errors import InputError
 from artel.generation import GenerationPrompt
-from artel.generation.answers import sample_answers
+from artel.generation.answers import SampledAnswer, sample_answers
 from artel.host import usable_cores
 from artel.messages import logger
 from artel.objectives import Objective
@@ -26,10 +27,16 @@ from artel.tokens import Sample
 from artel.training.drafts import Draft, Question
 from artel.training.heartbeat import heartbeat
 from artel.training.interaction import Interaction
+from artel.training.remote_engine import RemoteEngine
 
 MAX_REWARD_PROCESSES = 4
 """Maximum number of reward processes per process of the run."""
-_ACTIVITIES = {"writing": "writing answers", "running": "running tools", "scoring": "scoring answers"}
+_ACTIVITIES = {
+    "writing": "writing answers",
+    "running": "running tools",
+    "recomputing": "computing log-probabilities",
+    "scoring": "scoring answers",
+}
 
 
 class Prompts(Protocol):
@@ -57,6 +64,8 @@ class AnswerWriter:
     seed: int
     show_progress: Callable[[str, float], None]
     """Called with the activity and the finished fraction."""
+    engine: RemoteEngine | None = None
+    """Server that writes the answers; None: the model of `strategy` does."""
     is_training: bool = True
     """False for a validation: answers then have no penalty."""
     seconds: dict[str, float] = field(default_factory=dict)
@@ -114,13 +123,36 @@ class AnswerWriter:
                 self._write_replies(active, end)
             interaction.answer(active, end)
         interaction.close(drafts)
+        if self.engine is not None:
+            with self._measure("recomputing"):
+                self._recompute_log_probs(drafts, answers)
         return drafts
+
+    def _recompute_log_probs(self, drafts: list[Draft], answers: int) -> None:
+        """Keep the server's log-probabilities, and compute those of the model in training."""
+        groups = [
+            [draft.segments for draft in drafts[start : start + answers]] for start in range(0, len(drafts), answers)
+        ]
+
+        def compute(model: PreTrainedModel) -> list[list[float]]:
+            results = []
+            for finished, group in enumerate(groups, start=1):
+                results += self.objective.answer_log_probs(model, group, self.world.device)
+                self._report(finished / len(groups))
+            return results
+
+        log_probs = iter(self.strategy.infer(compute))
+        for draft in drafts:
+            draft.segments = [segment.with_log_probs(next(log_probs)) for segment in draft.segments]
 
     def prompt_ids(self, question: Question) -> list[int]:
         """Return the ids of a prompt; [] if its sample cannot be answered."""
         return self.objective.round_prompt_ids(self.split.sample(question.index))
 
     def _write_replies(self, drafts: list[Draft], end: GenerationPrompt) -> None:
+        if self.engine is not None:
+            self._request_replies(drafts, end)
+            return
         with self.strategy.generating():
             replies = sample_answers(
                 self.strategy.model,
@@ -135,6 +167,25 @@ class AnswerWriter:
         for draft, (reply,) in zip(drafts, replies, strict=True):
             draft.add_reply(reply)
 
+    def _request_replies(self, drafts: list[Draft], end: GenerationPrompt) -> None:
+        """Let the server write the replies."""
+        engine = self.engine
+        assert engine is not None
+
+        def request(local_drafts: list[Draft]) -> list[SampledAnswer]:
+            return engine.sample(
+                [replace(end, ids=draft.next_ids) for draft in local_drafts],
+                [self._seed(draft.question, draft.answer, draft.replies) for draft in local_drafts],
+                [draft.space for draft in local_drafts],
+                self.settings.sampling,
+                self._report,
+            )
+
+        # If the model is sharded, all ranks have the same drafts.
+        replies = request(drafts) if self.strategy.holds_full_model else self.world.map_over_ranks(request, drafts)
+        for draft, reply in zip(drafts, replies, strict=True):
+            draft.add_reply(reply)
+
     def _seed(self, question: Question, answer: int, turn: int = 0) -> int:
         """Return the seed of a reply: a function of run, prompt, attempt, answer and turn."""
         name = f"answer:{self.seed}:{question.number}:{question.attempt}:{answer}" + (f":{turn}" if turn else "")
@@ -147,8 +198,10 @@ class AnswerWriter:
                 number=draft.question.number, index=draft.question.index, epoch=draft.question.epoch,
                 answer=draft.answer, attempt=draft.question.attempt, seed=self._seed(draft.question, draft.answer),
                 prompt_ids=draft.segments[0].prompt_ids, ids=draft.segments[0].ids,
-                log_probs=draft.segments[0].log_probs, text=draft.text, cut_off=draft.cut_off, rewards=rewards,
-                reward=reward, failures=draft.failures, messages=draft.messages, restarts=draft.segments[1:],
+                log_probs=draft.segments[0].log_probs,
+                engine_log_probs=draft.segments[0].engine_log_probs, text=draft.text, cut_off=draft.cut_off,
+                rewards=rewards, reward=reward, failures=draft.failures, messages=draft.messages,
+                restarts=draft.segments[1:],
                 prompt=self.objective.tokenizer.decode(draft.segments[0].prompt_ids),
             )
             for draft, (rewards, reward) in zip(drafts, self._rewards(drafts), strict=True)

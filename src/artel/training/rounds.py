@@ -20,6 +20,7 @@ from artel.rewards import RewardPool
 from artel.tokens import StoreSplit, step_positions
 from artel.training.answer_writer import AnswerWriter
 from artel.training.drafts import Question
+from artel.training.remote_engine import RemoteEngine
 from artel.training.round_summary import check_signal, has_signal, summarize
 from artel.training.run import Run
 
@@ -30,8 +31,20 @@ class Rounds:
     def __init__(self, run: Run, split: StoreSplit, pool: RewardPool | None) -> None:
         """`split`: the training split, whose samples are prompts. `pool`: None if answers are not scored."""
         self._run, self._pool = run, pool
+        settings, self._engine = run.objective.rounds, None
+        assert settings is not None
+        if settings.engine is not None:
+            folder = run.folder.engine
+            self._engine = RemoteEngine(settings.engine, folder, run.tokenizer, run.strategy, run.world)
         self._writer = AnswerWriter(
-            run.objective, split, run.strategy, run.world, pool, run.config.seed, run.trackers.show_progress
+            run.objective,
+            split,
+            run.strategy,
+            run.world,
+            pool,
+            run.config.seed,
+            run.trackers.show_progress,
+            self._engine,
         )
         self._folder = run.folder.rollouts
         self._round: Round | None = None
@@ -54,7 +67,9 @@ class Rounds:
         run.objective.set_round(self._round, is_fresh=step % steps == 0, seconds=self._writer.seconds)
 
     def close(self) -> None:
-        """End the processes of the rewards."""
+        """End the processes of the rewards, and delete the weights that a server has loaded."""
+        if self._engine is not None:
+            self._engine.close()
         if self._pool is not None:
             self._pool.close()
 
@@ -79,6 +94,8 @@ class Rounds:
         if run.strategy.all_reduce_min(int(existing is not None)):
             assert existing is not None
             return existing
+        if self._engine is not None:
+            self._engine.load()
         groups = self._write(questions)
         round_ = Round(number, tuple(rollout for group in groups for rollout in group))
         if run.world.first:

@@ -99,6 +99,11 @@ class RunFolder:
         return "no checkpoint is written yet: the same command starts again, with the text prepared so far"
 
     @property
+    def engine(self) -> Path:
+        """The weights that a server has loaded to write the newest round (`policy.engine`)."""
+        return self.path / "engine"
+
+    @property
     def rollouts(self) -> Path:
         """A file per round of a run that learns from rewards: its answers and their rewards."""
         return self.path / "rollouts"
@@ -283,7 +288,7 @@ class RunFolder:
             remove_leftovers(self.checkpoints)
             if not self.checkpoints.is_symlink() and self.checkpoints.is_dir() and not any(self.checkpoints.iterdir()):
                 self.checkpoints.rmdir()
-            folders = (self.model, self.rollouts, self.profile, self.micro_batches, self.hangs, self.ranks)
+            folders = (self.model, self.engine, self.rollouts, self.profile, self.micro_batches, self.hangs, self.ranks)
             tracker_files = (self.path / "tensorboard", self.path / "wandb", self.tracker_runs)
             files = (
                 self.config,

@@ -42,6 +42,7 @@ from artel.training.model_setup import set_up_model
 from artel.training.packing import AUTO, UNPACKED, choose_packing, may_unpack, with_packing
 from artel.training.prefetch import local_batches
 from artel.training.rank_file import mark_start
+from artel.training.remote_engine import check_engine
 from artel.training.reward_validation import make_validation
 from artel.training.rounds import Rounds
 from artel.training.run import Run
@@ -92,6 +93,8 @@ def _open_run(
         config = config.model_copy(update={"checkpoint": checkpoint})
     store, rounds, pool = prepared.open(), objective.rounds, None
     with ExitStack() as on_error:  # end the processes of rewards
+        if rounds is not None and rounds.engine is not None:
+            check_engine(rounds.engine)
         if rounds is not None and rounds.is_scored:
             pool = open_round_rewards(rounds, config.plugins)
             on_error.callback(pool.close)

@@ -29,6 +29,7 @@ from artel.inference.serve.chat import ChatCompletions, Responses
 from artel.inference.serve.completions import Completions, RequestAnswers
 from artel.inference.serve.limits import AdmissionLimit, Deadline, timeout_error
 from artel.inference.serve.metrics import Metrics
+from artel.inference.serve.reload import Reloader, add_reload_routes
 from artel.inference.serve.schema import (
     AnswerRequest,
     ChatRequest,
@@ -75,10 +76,18 @@ class Limits:
     """Seconds after which an answer is cut off."""
 
 
-def make_app(models: list[ServedModel], limits: Limits, *, key: str | None, loopback: bool, origins: list[str]) -> App:
+def make_app(
+    models: list[ServedModel],
+    limits: Limits,
+    *,
+    key: str | None,
+    loopback: bool,
+    origins: list[str],
+    reloader: Reloader | None = None,
+) -> App:
     """Return the application that serves `models`. A request without a model's name goes to the first one.
 
-    Web pages of `origins` may call the API (CORS).
+    Web pages of `origins` may call the API (CORS). With a `reloader`, clients may replace the first model.
     """
     app = FastAPI(title="artel", version=artel.__version__, docs_url=None, redoc_url=None)
     metrics = Metrics()
@@ -86,7 +95,6 @@ def make_app(models: list[ServedModel], limits: Limits, *, key: str | None, loop
     app.router.route_class = BodyRoute
     _add_errors(app)
     _add_page(app)
-    by_name = {served.name: served for served in models}
     weights = MappedFiles()
 
     def check_weights() -> None:
@@ -98,6 +106,7 @@ def make_app(models: list[ServedModel], limits: Limits, *, key: str | None, loop
 
     def find_model(name: str, supports: Callable[[ServedModel], bool], task: str) -> ServedModel:
         check_weights()
+        by_name = {served.name: served for served in models}
         served = by_name.get(name) if name else models[0]
         if served is None:
             message = f"there is no model {name[:100]!r}; served: {', '.join(by_name)}"
@@ -165,6 +174,9 @@ def make_app(models: list[ServedModel], limits: Limits, *, key: str | None, loop
     async def score(body: ScoreRequest, request: Request) -> JSONResponse:
         served = find_model(body.model, lambda served: served.can("score"), "give scores")
         return await run_task(served, lambda: tasks.score(served, body), request)
+
+    if reloader is not None:
+        add_reload_routes(app, reloader)
 
     @app.get("/health")
     async def health() -> dict[str, str]:

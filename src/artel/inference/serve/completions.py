@@ -57,6 +57,8 @@ class Delta:
     """Tokens whose characters may follow in a later delta."""
     finish_reason: FinishReason | None = None
     """None until the last delta."""
+    end_token: Token | None = None
+    """The token that ended the answer, which is not part of its text."""
 
 
 @dataclass(slots=True)
@@ -143,7 +145,7 @@ async def generate_deltas(
                     if chunk.text:
                         yield Delta(chunk.text, pending)
                         pending = []
-        yield Delta(stream.flush(), pending, generation.finish_reason)
+        yield Delta(stream.flush(), pending, generation.finish_reason, generation.end_token)
     except TimeoutError:
         yield Delta(stream.flush(), pending, "length")
     except EngineError as error:
@@ -244,11 +246,11 @@ class RequestAnswers(ABC):
             async for delta in deltas:
                 yield delta
 
-    async def _full_answer(self, index: int) -> tuple[str, list[Token], str | None]:
-        """Return an answer's text, tokens and finish reason."""
+    async def _full_answer(self, index: int) -> tuple[str, list[Token], Delta]:
+        """Return an answer's text, its tokens, and its last delta."""
         deltas = [delta async for delta in self._iterate_deltas(index)]
         tokens = [token for delta in deltas for token in delta.tokens]
-        return "".join(delta.text for delta in deltas), tokens, deltas[-1].finish_reason
+        return "".join(delta.text for delta in deltas), tokens, deltas[-1]
 
     def _add_prompt(self, ids: list[int], requested: int | None, param: str, **settings: Any) -> None:
         """Add a prompt. Raise ApiError if the model does not accept it."""
@@ -284,26 +286,33 @@ class Completions(RequestAnswers):
         served, body = self._served, self._request
         options = sampling_options(body, served, logprobs=body.logprobs)
         tokenizer = served.opened.tokenizer
-        end = TurnEnd(served.text_end.ids, stop_texts(body))
+        end = TurnEnd(served.text_end.ids | set(body.stop_token_ids or ()), stop_texts(body))
+        if body.return_token_ids and (body.echo or body.stream):
+            raise ApiError(400, "is for whole completions: use it without echo and stream", "return_token_ids")
         if body.echo and (body.logprobs is None or body.stream or end.texts):
             message = "echo is for the logprobs of prompts: use it with logprobs, without stream and stop"
             raise ApiError(400, message, "echo")
         for prompt in body.prompts:
             ids = prompt if isinstance(prompt, list) else await served.work(partial(tokenizer.prompt, prompt))
-            self._add_prompt(ids, body.max_tokens, "prompt", options=options, end=end, special_tokens=False)
+            special_tokens = body.skip_special_tokens is False
+            self._add_prompt(ids, body.max_tokens, "prompt", options=options, end=end, special_tokens=special_tokens)
             if body.echo:  # an end token in the prompt has no effect
                 prompt_only = self._prompts[-1]
                 self._prompts[-1] = replace(prompt_only, ids=ids[:1], forced=ids[1:], end=TurnEnd(frozenset()))
 
     async def choice(self, index: int) -> dict[str, Any]:
-        text, tokens, finish = await self._full_answer(index)
+        text, tokens, last = await self._full_answer(index)
+        prompt = self._prompts[index // (self._request.n or 1)]
+        ids = {}
+        if self._request.return_token_ids:
+            tokens += [last.end_token] if last.end_token is not None else []
+            ids = {"prompt_token_ids": prompt.ids, "token_ids": [token.id for token in tokens]}
         if self._request.echo:
-            prompt = self._prompts[index // (self._request.n or 1)]
             self.usage.completion_tokens -= len(prompt.forced)
             text = self._served.token_text(prompt.ids[0]) + text
             tokens = [Token(prompt.ids[0]), *tokens]
         logprobs = await self._served.work(partial(self._format_logprobs, tokens, 0))
-        return self._make_choice(index, text, finish, logprobs)
+        return self._make_choice(index, text, last.finish_reason, logprobs) | ids
 
     async def chunks(self, index: int) -> AsyncGenerator[dict[str, Any], None]:
         text_length = 0

@@ -101,6 +101,13 @@ class CompletionRequest(SamplingBody):
     max_tokens: int | None = Field(default=None, ge=1, le=2**31)
     logprobs: int | None = Field(default=None, ge=0, le=20)
     echo: bool | None = Field(default=None, description="With logprobs: also return those of the prompt's tokens.")
+    return_token_ids: bool | None = Field(
+        default=None, description="Also return the ids of prompt and completion, with the token that ended it."
+    )
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=64)] | None = None
+    skip_special_tokens: bool | None = Field(
+        default=None, description="false: the text, and what `stop` is compared with, includes control tokens."
+    )
     suffix: None = None
     best_of: Literal[1] | None = None
 

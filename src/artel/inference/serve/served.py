@@ -48,6 +48,7 @@ class ServedModel:
             raise InputError.at("--context", f"the model supports {limit:,} tokens", f"use at most {limit}")
         self.context = context or min(_CONTEXT, limit or _CONTEXT)
         self._worker = ThreadPoolExecutor(1, "artel-text")  # a tokenizer is not thread-safe
+        self._requests = requests
         self.engine: Engine | None = None
         self._adapter_turns: AdapterTurns | None = None
         if not self.generates:
@@ -68,6 +69,14 @@ class ServedModel:
         served._read_ends()
         served.engine = self._adapter_turns.get_engine(name)
         return served
+
+    def replace_model(self, opened: OpenedModel, name: str) -> None:
+        """Serve another model under `name` from now on. Running answers are finished first."""
+        assert self.engine is not None
+        self.engine.close()
+        self.opened, self.name = opened, name
+        self._read_ends()
+        self.engine = make_engine(opened.model, opened.tokenizer, self._requests, self.context)
 
     def _read_ends(self) -> None:
         """Read the ends of texts and answers from the tokenizer and its chat template."""

@@ -26,6 +26,7 @@ from artel.generation.base import DEFAULT_REQUESTS
 from artel.inference.open import OpenedModel, move_to_device, open_model, open_objective
 from artel.inference.serve.access import TimedProtocol, is_loopback
 from artel.inference.serve.app import Limits, make_app
+from artel.inference.serve.reload import Reloader
 from artel.inference.serve.served import ServedModel, get_api_name
 from artel.messages import logger
 from artel.models.device import current_device
@@ -60,6 +61,8 @@ class ServerOptions:
     adapters: dict[str, str] = field(default_factory=dict)
     """Folders or runs of adapters for the model, by their names in the API."""
     origins: list[str] = field(default_factory=list)
+    reload_from: str | None = None
+    """Folder from which clients may load weights and adapters."""
     limits: Limits = field(default_factory=Limits)
 
 
@@ -77,7 +80,10 @@ def serve(name: str, options: ServerOptions) -> None:
             logger.info(
                 "%s: %s, %s tokens of prompt and answer each", served.name, served.engine.note, f"{served.context:,}"
             )
-        app = make_app(models, options.limits, key=options.key, loopback=loopback, origins=options.origins)
+        app = make_app(
+            models, options.limits, key=options.key, loopback=loopback, origins=options.origins,
+            reloader=_make_reloader(served, options),
+        )  # fmt: skip
         host, port = listener.getsockname()[:2]
         names = ", ".join(model.name for model in models)
         logger.info("%s is served at http://%s:%s/v1; Ctrl-C ends", names, f"[{host}]" if ":" in host else host, port)
@@ -102,14 +108,33 @@ def avoid_full_collections() -> None:
 
 def open_models(name: str, options: ServerOptions) -> list[ServedModel]:
     """Return the model, and the model with each adapter. Raise InputError if one cannot be served."""
-    opened = open_model(name, torch.device("cpu"))
-    cast_weights(opened.model, options.precision, name)
-    move_to_device(opened, current_device())  # after the cast, since bf16 takes half of the memory there
+    opened = _open_weights(name, options)
     if options.adapters:
         _check_supports_adapters(opened, options.adapters)
     with_adapters = {label: _with_adapter(opened, label, path) for label, path in options.adapters.items()}
     served = ServedModel(opened, get_api_name(name), options.limits.requests, options.context, tuple(options.adapters))
     return [served, *(served.with_adapter(adapted, label) for label, adapted in with_adapters.items())]
+
+
+def _open_weights(name: str, options: ServerOptions) -> OpenedModel:
+    """Open a model in the precision and on the device of the server."""
+    opened = open_model(name, torch.device("cpu"))
+    cast_weights(opened.model, options.precision, name)
+    move_to_device(opened, current_device())  # after the cast, since bf16 takes half of the memory there
+    return opened
+
+
+def _make_reloader(served: ServedModel, options: ServerOptions) -> Reloader | None:
+    """Return what loads weights for --reload-from. Raise InputError if the model cannot be replaced."""
+    if options.reload_from is None:
+        return None
+    if not served.generates:
+        raise InputError.at("--reload-from", f"{served.name} does not generate text", "remove it")
+    if options.adapters or is_adapted(served.opened.model):
+        raise InputError.at(
+            "--reload-from", "the model has adapters", "serve the base model; the run loads its adapter"
+        )
+    return Reloader(served, Path(options.reload_from), lambda path: _open_weights(path, options), _with_adapter)
 
 
 def _check_supports_adapters(opened: OpenedModel, adapters: dict[str, str]) -> None:
@@ -202,6 +227,9 @@ _VLLM_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 def serve_with_vllm(name: str, options: ServerOptions) -> NoReturn:
     """Replace this process by vLLM's server. Raise InputError if vLLM is not installed or a run has no model."""
     check_key(options)
+    if options.reload_from is not None:
+        fix = "remove it, and start vLLM by its own command: docs/policy.md has it"
+        raise InputError.at("--reload-from", "is an option of artel's own server", fix)
     program = shutil.which("vllm")
     if program is None:
         fix = "pip install vllm on a machine with a GPU, or remove --engine"

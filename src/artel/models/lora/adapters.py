@@ -202,6 +202,18 @@ def use_adapter(model: PreTrainedModel, name: str | None) -> None:
             module.set_adapter(name)
 
 
+def remove_adapter(model: PreTrainedModel, name: str) -> None:
+    """Remove an adapter from the model. (`delete_adapter` of transformers 5.24 needs peft 0.22, see `inject`.)"""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+    from peft.utils import ModulesToSaveWrapper
+
+    with without_peft_warnings():
+        for module in model.modules():
+            if isinstance(module, BaseTunerLayer | ModulesToSaveWrapper):
+                module.delete_adapter(name)
+    model.peft_config.pop(name, None)
+
+
 @contextmanager
 def adapter_off(model: PreTrainedModel) -> Iterator[None]:
     """Use the model without its adapter inside the block."""

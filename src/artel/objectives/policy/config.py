@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 from pydantic import Field, field_validator, model_validator
 
 from artel.config import Count, Number, RewardTerm, Section
+from artel.config.schema.engine import EngineConfig
 from artel.config.schema.quantities import Bytes, Length, Seconds
 from artel.config.schema.rewards import REWARD_BYTES, REWARD_SECONDS
 from artel.rewards.function import check_name
@@ -132,6 +133,9 @@ class PolicyConfig(Section):
         default=1.0, gt=0, le=1, description="Sample from the most likely tokens whose probabilities add up to this."
     )
     top_k: Count = Field(default=0, ge=0, description="Sample from this many most likely tokens; 0 for all.")
+    engine: EngineConfig | None = Field(
+        default=None, description="Server that writes the answers (null: the training processes do)."
+    )
     advantage: Advantage | None = Field(
         default=None,
         description="Advantage of an answer. mean: its reward minus the mean of its prompt's answers; deviation: also "
@@ -190,6 +194,16 @@ class PolicyConfig(Section):
             raise ValueError(
                 f"overlong_tokens {self.overlong_tokens:,} is over new_tokens {self.new_tokens:,}; "
                 f"write e.g. {max(1, self.new_tokens // 5):,}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_engine(self) -> PolicyConfig:
+        """Refuse a temperature at which the log-probabilities of the server are those of another distribution."""
+        if self.engine is not None and self.temperature != 1:
+            raise ValueError(
+                f"a server gives log-probabilities at temperature 1, but temperature is {self.temperature:g}; "
+                "write temperature: 1, or remove engine"
             )
         return self
 

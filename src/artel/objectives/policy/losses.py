@@ -17,6 +17,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
+from artel.config.schema.engine import Correction
 from artel.objectives.policy.config import Advantage, PolicySettings
 from artel.objectives.rollouts import MIN_SPREAD
 
@@ -77,6 +80,21 @@ def advantages(rewards: torch.Tensor, kind: Advantage) -> torch.Tensor:
     return differences.where(learns, 0.0)
 
 
+def corrections(log_ratios: np.ndarray, kind: Correction, limit: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return factors that correct the loss of an answer's tokens for the server that wrote them, and True if limited.
+
+    log_ratios (tokens,): log-probability under the model in training minus that of the server, at the start of the
+    round. The factors, (tokens,), are importance ratios of single tokens, or one of the whole answer, truncated or
+    masked above `limit`, as in TRL (Yao et al. 2025, "Your Efficient RL Framework Secretly Brings You Off-Policy RL
+    Training").
+    """
+    if kind.startswith("sequence"):
+        log_ratios = np.full(len(log_ratios), log_ratios.sum())
+    ratios = np.exp(np.minimum(log_ratios, _MAX_LOG_RATIO))
+    is_limited = ratios > limit
+    return np.where(is_limited, 0.0 if kind.endswith("mask") else limit, ratios), is_limited
+
+
 class PolicySums(NamedTuple):
     """Sums over a micro-batch, float32. The loss of a global batch is the sum of `loss` divided by that of `targets`.
 
@@ -106,13 +124,15 @@ def policy_sums(
     advantages: torch.Tensor,
     answer_targets: torch.Tensor,
     settings: PolicySettings,
+    corrections: torch.Tensor | None = None,
 ) -> PolicySums:
     """Return the loss and the metrics of a micro-batch, as sums.
 
     log_probs float32 (count,), with gradient, as `target_log_probs` returns them; old_log_probs (count,) of the policy
     that wrote the answers; reference_log_probs (count,) of the model before training. advantages (samples, answers).
     answer_targets int64 (samples, answers, longest), as `answer_tensors` returns it. An answer without targets is
-    missing or masked, and does not count. Of a pair, the better answer is first.
+    missing or masked, and does not count. Of a pair, the better answer is first. corrections (count,): factors of the
+    loss of each token, without its KL divergence.
     """
     import torch.nn.functional as F
 
@@ -138,6 +158,8 @@ def policy_sums(
     else:
         by_token = by_answer(log_probs)
         losses, is_low, is_high = _token_losses(log_ratios, by_token, lengths, advantages, settings)
+        if corrections is not None:
+            losses = losses * by_answer(corrections)
         losses = (losses + settings.kl * divergences) * is_token
         if settings.divide_by == "answers":
             losses = losses / lengths.clamp(min=1)[..., None]

@@ -6,7 +6,7 @@ a batch is a prompt with the answers that are learned. The loss is in `losses.py
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -229,6 +229,7 @@ class PolicyOptimization(Objective):
             turns=(policy.turns or _TURNS) if policy.has_turns else 1,
             tools=policy.tools,
             environment=policy.environment,
+            engine=policy.engine,
         )
 
     def assume_answer_length(self, tokens: int | None) -> None:
@@ -275,6 +276,8 @@ class PolicyOptimization(Objective):
             values = [value for rollout in round_.rollouts if (value := rollout.rewards[name]) is not None]
             metrics |= {f"reward/{name}": float(np.mean(values))} if values else {}
         metrics |= {f"seconds_{activity}": round(duration, 3) for activity, duration in seconds.items()}
+        if policy.engine is not None:
+            metrics |= self._engine_metrics(round_)
         failed = sum(any(name != "tools" for name in rollout.failures) for rollout in round_.rollouts)
         self._round_metrics = metrics | ({"failed_rewards": failed} if failed else {})
         if policy.has_turns:
@@ -357,6 +360,11 @@ class PolicyOptimization(Objective):
             np.stack([self._advantages.get(key, no_advantages) for key in keys]), dtype=torch.float32
         )
         tensors["old_log_probs"] = torch.tensor(old_log_probs, dtype=torch.float32)
+        if self._corrects:
+            tensors["corrections"] = torch.tensor(
+                np.concatenate([np.empty(0), *(self._corrections(rollout)[0] for rollout in learned)]),
+                dtype=torch.float32,
+            )
         tensors["is_fresh"] = torch.tensor(float(self._is_fresh))
         lengths = [rollout.length for rollout in learned]
         targets = self._loss_settings.targets(tokens=sum(lengths), answers=len(lengths))
@@ -368,6 +376,29 @@ class PolicyOptimization(Objective):
         """True if the answer counts in the loss: it has a reward, and `overlong: mask` does not exclude it."""
         is_masked = rollout.cut_off and self._policy.overlong == "mask"
         return rollout.reward is not None and rollout.length > 0 and not is_masked
+
+    @property
+    def _corrects(self) -> bool:
+        """True if the loss corrects for the difference to the server that wrote."""
+        engine = self._policy.engine
+        return engine is not None and engine.correction != "none" and self._loss_settings.ratio != "none"
+
+    def _corrections(self, rollout: Rollout) -> tuple[np.ndarray, np.ndarray]:
+        """Return `corrections` of the tokens that were written."""
+        from artel.objectives.policy.losses import corrections
+
+        engine = self._policy.engine
+        assert engine is not None
+        written, by_engine = np.array(rollout.written), np.array(rollout.engine_written or rollout.written)
+        return corrections(written - by_engine, engine.correction, engine.limit)
+
+    def _engine_metrics(self, round_: Round) -> dict[str, float]:
+        differences = [np.abs(np.subtract(rollout.written, rollout.engine_written)) for rollout in round_.rollouts]
+        metrics = {"engine_mismatch": float(np.concatenate(differences).mean())}
+        if self._corrects:
+            is_limited = [self._corrections(rollout)[1] for rollout in round_.rollouts]
+            metrics["engine_limited"] = float(np.concatenate(is_limited).mean())
+        return metrics
 
     def _longest_group(self, prompt: np.ndarray) -> list[Rollout]:
         """Return answers of the maximum length, or of the assumed one, without common tokens."""
@@ -398,7 +429,7 @@ class PolicyOptimization(Objective):
         tensors = batch.tensors
         sums = policy_sums(
             log_probs, tensors["old_log_probs"], reference, tensors["advantages"], tensors["answer_targets"],
-            self._loss_settings,
+            self._loss_settings, tensors.get("corrections"),
         )  # fmt: skip
         values = sums._asdict()
         values["difference"] = values["difference"] * tensors["is_fresh"]
@@ -419,6 +450,16 @@ class PolicyOptimization(Objective):
             model, inputs, tensors["targets"], tensors["target_positions"], temperature=self._policy.temperature
         )
         return log_probs
+
+    def answer_log_probs(
+        self, model: PreTrainedModel, answers: Sequence[Sequence[Segment]], device: torch.device
+    ) -> list[list[float]]:
+        segments = [segment for answer in answers for segment in answer]
+        sample = [_join(segment, learned=True) for segment in segments]
+        tensors = answer_tensors([sample], share_prompts=self._shares_prompts)
+        values = self._log_probs(model, Batch(tensors, targets=0, tokens=0).to(device)).tolist()
+        ends = np.cumsum([len(segment.written) for segment in segments])
+        return [values[end - len(segment.written) : end] for segment, end in zip(segments, ends, strict=True)]
 
     def metrics(self, totals: dict[str, float], outputs: np.ndarray, split: StoreSplit) -> dict[str, float]:
         raise NotImplementedError("a policy is validated by the reward of its answers: use RewardValidation")

@@ -15,16 +15,17 @@ from artel.reports.run_data import RunData
 
 # Order of plots: rounds, loss, validation metrics, then these.
 _TRAINING_METRICS = ("learning_rate", "gradient_norm", "tokens_per_second", "mfu", "memory_gib")
-_FRACTION_METRICS = ("mfu", "budget_used", "filler", "round_signal", "round_clipped")
+_FRACTION_METRICS = ("mfu", "budget_used", "filler", "round_signal", "round_clipped", "engine_limited")
 _METRICS_WITH_EVENTS = ("loss", "gradient_norm")
 _ROUND_CHARTS = {
     "round_reward": ("reward",),
     "round_rewards": ("reward/",),
     "round_signal": ("signal", "cut_off"),
     "round_length": ("length_max", "length_mean", "length_min"),
-    "round_seconds": ("seconds_writing", "seconds_running", "seconds_scoring"),
+    "round_seconds": ("seconds_writing", "seconds_running", "seconds_recomputing", "seconds_scoring"),
     "round_clipped": ("clipped_high", "clipped_low"),
-    "mismatch": ("mismatch",),
+    "mismatch": ("mismatch", "engine_mismatch"),
+    "engine_limited": ("engine_limited",),
     "kl": ("kl",),
     "failed_rewards": ("failed_rewards",),
 }
