@@ -82,6 +82,11 @@ def test_all_problems_at_once_each_with_line_and_remedy():
     assert len(error.problems) == 7
 
 
+def test_swapped_letters_are_the_nearest_name():
+    error = refused("data: {sources: [{path: x}]}\nobjective: policy\npolicy: {preset: gpro}\n")
+    assert "did you mean grpo?" in str(error)
+
+
 @pytest.mark.parametrize("words", [["a.path", "=", "x y"], ["a.path", "=x y"], ["a.path=", "x y"]])
 def test_spaces_around_the_equals_sign_are_one_error(words):
     overrides = Overrides.parse(["train.steps=3", *words, "seed=1"])

@@ -54,7 +54,9 @@ def _describe_error(detail: Any, key: Key) -> tuple[str, str]:
     dotted = ".".join(map(str, key))
     value = _format_value(detail["input"])
     if kind == "literal_error":
-        near = difflib.get_close_matches(value.strip("'"), re.findall(r"'([^']*)'", context["expected"]), 1)
+        word = value.strip("'")
+        near = difflib.get_close_matches(word, re.findall(r"'([^']*)'", context["expected"]))
+        near.sort(key=lambda name: sorted(name) != sorted(word))  # swapped letters first: gpro is grpo, not gspo
         fix = f"did you mean {near[0]}?" if near else ""
         if key == ("objective",) and (objective := translate_objective(detail["input"])):
             fix = f"artel calls it {objective}"
