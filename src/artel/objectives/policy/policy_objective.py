@@ -251,42 +251,18 @@ class PolicyOptimization(Objective):
     def set_round(self, round_: Round, *, is_fresh: bool, seconds: Mapping[str, float]) -> None:
         import torch
 
-        from artel.objectives.policy.losses import has_signal
+        from artel.objectives.policy.round_metrics import engine_metrics, reward_metrics, turn_metrics
 
-        policy = self._policy
         rewards = torch.from_numpy(round_.rewards)
-        lengths = np.array([rollout.length for rollout in round_.rollouts])
         learned = torch.tensor([self._is_learned(rollout) for rollout in round_.rollouts]).reshape(rewards.shape)
         self._set_groups(round_, rewards, learned)
         self._is_fresh = is_fresh
-        valid = rewards[~rewards.isnan()]
-        metrics: dict[str, float] = {}
-        if len(valid):
-            metrics = {"reward": float(valid.mean()), "reward_deviation": float(valid.std(correction=0))}
-        metrics |= {
-            "signal": float(has_signal(rewards.masked_fill(~learned, torch.nan)).double().mean()),
-            "length_min": float(lengths.min()),
-            "length_mean": float(lengths.mean()),
-            "length_max": float(lengths.max()),
-            "cut_off": float(np.mean([rollout.cut_off for rollout in round_.rollouts])),
-            # Of sampled tokens, the mean of -ln p is an estimate of the entropy without a pass over the logits.
-            "entropy": -float(np.concatenate([rollout.written for rollout in round_.rollouts]).mean()),
-        }
-        for name in round_.rollouts[0].rewards:
-            values = [value for rollout in round_.rollouts if (value := rollout.rewards[name]) is not None]
-            metrics |= {f"reward/{name}": float(np.mean(values))} if values else {}
-        metrics |= {f"seconds_{activity}": round(duration, 3) for activity, duration in seconds.items()}
-        if policy.engine is not None:
-            metrics |= self._engine_metrics(round_)
-        failed = sum(any(name != "tools" for name in rollout.failures) for rollout in round_.rollouts)
-        self._round_metrics = metrics | ({"failed_rewards": failed} if failed else {})
-        if policy.has_turns:
-            replies = [message["role"] == "assistant" for rollout in round_.rollouts for message in rollout.messages]
-            self._round_metrics |= {
-                "turns": sum(replies) / len(round_.rollouts),
-                "restarts": sum(max(0, len(rollout.segments) - 1) for rollout in round_.rollouts),
-                "failed_calls": sum("tools" in rollout.failures for rollout in round_.rollouts),
-            }
+        self._round_metrics = reward_metrics(round_, rewards, learned)
+        self._round_metrics |= {f"seconds_{activity}": round(duration, 3) for activity, duration in seconds.items()}
+        if self._policy.has_turns:
+            self._round_metrics |= turn_metrics(round_)
+        if self._policy.engine is not None:
+            self._round_metrics |= engine_metrics(round_, self._corrections if self._corrects else None)
 
     def _set_groups(self, round_: Round, rewards: torch.Tensor, learned: torch.Tensor) -> None:
         """Set the answers that are learned and their advantages. Arguments: float64 and bool (prompts, answers)."""
@@ -391,14 +367,6 @@ class PolicyOptimization(Objective):
         assert engine is not None
         written, by_engine = np.array(rollout.written), np.array(rollout.engine_written or rollout.written)
         return corrections(written - by_engine, engine.correction, engine.limit)
-
-    def _engine_metrics(self, round_: Round) -> dict[str, float]:
-        differences = [np.abs(np.subtract(rollout.written, rollout.engine_written)) for rollout in round_.rollouts]
-        metrics = {"engine_mismatch": float(np.concatenate(differences).mean())}
-        if self._corrects:
-            is_limited = [self._corrections(rollout)[1] for rollout in round_.rollouts]
-            metrics["engine_limited"] = float(np.concatenate(is_limited).mean())
-        return metrics
 
     def _longest_group(self, prompt: np.ndarray) -> list[Rollout]:
         """Return answers of the maximum length, or of the assumed one, without common tokens."""
