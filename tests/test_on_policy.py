@@ -13,7 +13,7 @@ from artel.objectives.distill.on_policy import WRITTEN
 from artel.objectives.rollouts import Rollout, Round
 from artel.tokens import training_rows
 from support.objectives import objective_run, student_of, taught
-from support.runs import artel, assert_same_models, kill, metrics, start, succeed
+from support.runs import artel, assert_same_models, kill, losses, metrics, start, succeed, torchrun
 from support.waiting import wait_until
 
 CHANGES = {"distill": {"on_policy": 1.0, "new_tokens": 12, "hidden": None, "alpha": 0.4}}
@@ -94,6 +94,22 @@ def test_a_killed_run_ends_like_an_undisturbed_one(tmp_path):
     assert 10 < len(numbers) < 38
     assert len({*numbers}) == len(numbers)
     assert all(line["reward"] is None and len(line["ids"]) <= 12 for lines in rounds for line in lines)
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.processes
+@pytest.mark.parametrize("data", ["ddp", "fsdp"])
+def test_two_processes_learn_as_one(tmp_path, data):
+    """The same answers, and losses and gradient norms within 1e-4."""
+    one, two = (own_run(tmp_path, name, 0.5, 3) for name in ("one", "two"))
+    succeed("train", one)
+    done = torchrun(2, "-m", "artel", "train", two, f"parallel.data={data}")
+    assert done.returncode == 0, done.stderr
+    texts = [[line["text"] for lines in read_rollouts(tmp_path / name) for line in lines] for name in ("one", "two")]
+    assert texts[0] == texts[1]
+    for step, (loss, norm) in losses(tmp_path / "one").items():
+        assert (loss, norm) == pytest.approx(losses(tmp_path / "two")[step], rel=1e-4, abs=1e-6)
 
 
 @pytest.mark.slow

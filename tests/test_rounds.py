@@ -118,6 +118,7 @@ def test_reward_rises(folder):
         {},
         pytest.param({"steps": 3}, marks=pytest.mark.long),
         pytest.param({"preset": "dapo", "steps": 2}, marks=pytest.mark.long),
+        pytest.param({"preset": "raft", "steps": 2}, marks=pytest.mark.long),
     ],
 )
 def test_a_killed_run_ends_like_an_undisturbed_one(folder, policy):
