@@ -9,12 +9,20 @@ import urllib.error
 import urllib.request
 from typing import Any
 
-_BUSY = (429, 502, 503)  # HTTP statuses after which the same request may succeed
+_TOO_MANY, _UNAVAILABLE = 429, (502, 503)
+"""HTTP statuses after which the same request may succeed."""
+_UNAVAILABLE_SECONDS = 60.0
+"""Time for which a request to an unavailable server is repeated. With too many requests there is no limit."""
 _RETRY_SECONDS = 1.0
 
 
 class ApiFailure(Exception):
-    """A server cannot be reached, or answers with an error. The message says which."""
+    """A server cannot be reached, or answers with an error."""
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        """`status`: HTTP status of the answer; None if there was none, or not the expected one."""
+        super().__init__(message)
+        self.status = status
 
 
 def request_json(url: str, body: Any = None, *, key: str = "", timeout: float, max_bytes: int = 2**30) -> Any:
@@ -23,6 +31,7 @@ def request_json(url: str, body: Any = None, *, key: str = "", timeout: float, m
     `key`: name of the environment variable with the API key. `timeout`: seconds without a byte. While the server is
     busy, the request is repeated. Raise ApiFailure.
     """
+    end = time.monotonic() + _UNAVAILABLE_SECONDS
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
     if key:
@@ -33,9 +42,10 @@ def request_json(url: str, body: Any = None, *, key: str = "", timeout: float, m
                 reply = response.read(max_bytes)
             return json.loads(reply) if reply.strip() else None
         except urllib.error.HTTPError as error:
-            if error.code not in _BUSY:
+            is_busy = error.code == _TOO_MANY or (error.code in _UNAVAILABLE and time.monotonic() < end)
+            if not is_busy:
                 detail = error.read(500).decode(errors="replace")
-                raise ApiFailure(f"it answered with status {error.code}: {detail}") from None
+                raise ApiFailure(f"it answered with status {error.code}: {detail}", error.code) from None
             time.sleep(_RETRY_SECONDS)
         except (OSError, ValueError) as error:  # ValueError: not JSON
             raise ApiFailure(str(getattr(error, "reason", error))) from None

@@ -34,6 +34,10 @@ from artel.tokens import Tokenizer
 
 _KEY = "policy.engine"
 _TIMEOUT_SECONDS = 3600.0
+_ALLOW = (
+    "it must be allowed to: artel serve MODEL --reload-from FOLDER, or vLLM with VLLM_SERVER_DEV_MODE=1 and "
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"
+)
 _RESUME = "start it again, then run the same command again: the round is written anew"
 
 
@@ -139,10 +143,7 @@ class RemoteEngine:
             self._post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": path})
         except ApiFailure as error:
             kind = "adapter" if is_adapted(model) else "weights"
-            fix = (
-                "it must be allowed to: artel serve MODEL --reload-from FOLDER, or vLLM with VLLM_SERVER_DEV_MODE=1 "
-                "and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"
-            )
+            fix = _RESUME if error.status is None else _ALLOW
             raise WorkError.at(_KEY, f"{self.settings.url} did not load the {kind} in {path}: {error}", fix) from None
         return name
 

@@ -95,6 +95,7 @@ class Rounds:
             assert existing is not None
             return existing
         if self._engine is not None:
+            run.check_folder()  # otherwise the weights would create a folder that was removed
             self._engine.load()
         groups = self._write(questions)
         round_ = Round(number, tuple(rollout for group in groups for rollout in group))

@@ -65,6 +65,8 @@ class Reloader:
 
     def load_adapter(self, name: str, path: str) -> None:
         """Serve the model with an adapter, under the adapter's name. Raise ApiError if it cannot be used."""
+        if name == self._base[1]:
+            raise ApiError(400, f"{name} is the name of the model itself; use another", "lora_name")
         self.unload_adapter()
         adapted = self._open(lambda: self.add_adapter(self._base[0], name, self._check(path)))
         use_adapter(adapted.model, name)
