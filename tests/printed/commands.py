@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = ROOT / "src" / "artel" / "config" / "recipes"
 PROGRAMS = ("accelerate", "artel", "bash", "deepspeed", "docker", "git", "kubectl", "make", "mpirun", "pip", "pytest",
-            "python", "ray", "sbatch", "sky", "srun", "torchrun")  # fmt: skip
+            "python", "ray", "sbatch", "sky", "srun", "torchrun", "vllm")  # fmt: skip
 _BEGINS = re.compile(rf"(?:[A-Z_]+=\S+ )*(?:{'|'.join(PROGRAMS)}) ")
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _SPAN = re.compile(r"`([^`]+)`")

@@ -104,6 +104,7 @@ OBJECTIVES = (
             Step('artel generate runs/policy --prompt "What is 3 and 1?"', "--max-new-tokens 8"),
             Step("artel watch runs/policy", says="signal"),
             Step("artel report runs/policy --html report.html", leaves="report.html"),
+            Step("artel plan runs/policy", says="answers of"),
             Step(
                 "artel serve FOLDER --reload-from runs/policy",
                 instead="artel serve --help",
@@ -116,7 +117,6 @@ OBJECTIVES = (
                     "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 vllm serve FOLDER --enable-lora --max-lora-rank 16",
                 )
             ),
-            Step("artel plan runs/policy", says="answers of"),
         ),
         needs=(inputs.sums, inputs.written("docs/policy.md", "rewards.py"), inputs.chat_model()),
         long=True,

@@ -33,7 +33,7 @@ _LOCKS = (".lock", ".lock-processes")
 _FILES = (
     "config.yaml ledger.json rejected.jsonl contaminated.jsonl store.json metrics.jsonl samples.jsonl bad_steps.jsonl "
     "validation.json result.json before-training.safetensors plan.json micro_batches profile hangs starts.jsonl ranks "
-    "choice.json teacher.json rollouts tensorboard wandb tracker_runs.json .secret"
+    "choice.json teacher.json rollouts engine tensorboard wandb tracker_runs.json .secret"
 )
 NAMES = (*_FILES.split(), CHECKPOINTS, MODEL, *_LOCKS)
 _DIGEST_SAMPLES, _DIGEST_SAMPLE_BYTES = 64, 2**16  # of a weight file; files up to 4 MiB are read in full
