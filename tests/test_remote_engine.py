@@ -2,12 +2,20 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import ClassVar
 
 import numpy as np
 import pytest
 import yaml
 
+from artel.config.schema.engine import EngineConfig
+from artel.objectives.policy.config import PolicyConfig
 from artel.objectives.policy.losses import corrections
+from artel.objectives.policy.policy_objective import PolicyOptimization
+from artel.objectives.rollouts import Rollout, Segment
+from artel.storage import ApiFailure, request_json
+from artel.training.remote_engine import RemoteEngine
 from support.runs import (
     TINY,
     artel,
@@ -81,15 +89,30 @@ def check_rounds(name, steps=3):
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("model", [{}, {"lora": {"rank": 4}}], ids=["weights", "adapter"])
+@pytest.mark.parametrize(
+    "model",
+    [{}, {"lora": {"rank": 4}}, pytest.param({"lora": {"rank": 4, "save": ["ln_f"]}}, marks=pytest.mark.long)],
+    ids=["weights", "adapter", "adapter-and-module"],
+)
 def test_a_server_writes_with_the_weights_of_the_run(folder, model):
     with server_of("base/model", "--reload-from", "run") as server:
         succeed("train", remote_run(server.url, model=model))
     rollouts = check_rounds("run")
     assert len({rollout["text"] for rollout in rollouts}) > len(rollouts) / 2
     assert not (folder / "run" / "engine").exists()
-    # Later answers are likelier under the weights that wrote them than under the first ones only if these have moved.
-    assert abs(lines_of("run")[-1]["entropy"] - lines_of("run")[0]["entropy"]) > 1e-3
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_weights_that_do_not_arrive_would_be_noticed(folder):
+    Path("skip_load.py").write_text(
+        "from artel.training.remote_engine import RemoteEngine\nRemoteEngine.load = lambda self: None\n"
+    )
+    with server_of("base/model", "--reload-from", "run") as server:
+        succeed("train", remote_run(server.url, plugins=["skip_load"]), env={"PYTHONPATH": str(folder)})
+    mismatches = [line["engine_mismatch"] for line in lines_of("run")]
+    assert mismatches[0] <= 1e-5
+    assert mismatches[-1] > 1e-3
 
 
 @pytest.mark.slow
@@ -114,6 +137,7 @@ def test_a_killed_run_goes_on_with_the_server(folder):
         file = folder / "run" / "rollouts" / "000001.jsonl.zst"
         wait_until(lambda: file.exists() or process.poll() is not None, lambda: "a round")
         kill(process)
+        assert process.returncode not in (0, None)
         before = read_rollouts(Path("run"))
         succeed("train", "run.yaml")
     check_rounds("run")
@@ -167,8 +191,9 @@ def test_the_server_opens_only_what_is_in_its_folder(folder, tmp_path):
         call = {"method": "reload_weights", "kwargs": {"weights_path": str(other)}}
         assert error_of(client.post("/collective_rpc", json=call))[0] == 403
         Path("allowed/link").symlink_to(other)
-        call["kwargs"]["weights_path"] = "allowed/link"
-        assert error_of(client.post("/collective_rpc", json=call))[0] == 403
+        for path in ("allowed/link", "allowed/none", "some-owner/a-model-of-the-hub", "allowed/\0"):
+            call["kwargs"]["weights_path"] = path
+            assert error_of(client.post("/collective_rpc", json=call))[0] == 403
         assert client.post("/collective_rpc", json={**call, "method": "sleep"}).status_code == 422
         adapter = {"lora_name": "a", "lora_path": str(other)}
         assert error_of(client.post("/v1/load_lora_adapter", json=adapter))[0] == 403
@@ -192,6 +217,47 @@ def test_ids_of_a_completion(folder):
         assert len(ended["logprobs"]["token_logprobs"]) == first + 1
         assert ended["text"] == "".join(whole["logprobs"]["tokens"][:first])
         assert error_of(client.post("/v1/completions", json={**body, "stream": True}))[:2] == (400, "return_token_ids")
+
+
+class LikeVllm(QuietHandler):
+    """Replies as vLLM does: with plain text to adapters, with nothing to a reset; and it is busy at first."""
+
+    paths: ClassVar[list[str]] = []
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.paths.append(self.path)
+        reply = b"Success: LoRA adapter added" if "adapter" in self.path else b""
+        self.send_response(503 if len(self.paths) == 1 else 200)
+        self.send_header("Content-Length", str(len(reply)))
+        self.end_headers()
+        self.wfile.write(reply)
+
+
+def test_replies_of_vllm_that_are_not_json():
+    with http_server(LikeVllm) as url:
+        engine = RemoteEngine(EngineConfig(url=f"{url}/v1/"), Path("unused"), None, None, None)
+        for path in ("/v1/load_lora_adapter", "/reset_prefix_cache"):
+            engine._call(path, {})
+        engine._unload("artel-1")
+        assert LikeVllm.paths == ["/v1/load_lora_adapter"] * 2 + ["/reset_prefix_cache", "/v1/unload_lora_adapter"]
+        with pytest.raises(ApiFailure):
+            request_json(f"{url}/reset_prefix_cache", {}, timeout=10)
+
+
+def test_the_model_in_training_counts_more_where_it_finds_tokens_likelier():
+    """The factor is p(training) / p(server), over the tokens of all segments of an answer."""
+    segments = [Segment([1], [2, 3], [-1.0, None], [-2.0]), Segment([1, 2, 3], [4], [-1.0], [-1.5])]
+    first, *restarts = segments
+    rollout = Rollout(
+        number=0, index=0, epoch=0, answer=0, attempt=0, seed=0, prompt_ids=first.prompt_ids, ids=first.ids,
+        log_probs=first.log_probs, engine_log_probs=first.engine_log_probs, text="", cut_off=False, rewards={},
+        reward=1.0, failures={}, restarts=restarts,
+    )  # fmt: skip
+    for kind, expected in {"token_truncate": [np.exp(1), np.exp(0.5)], "sequence_mask": [0.0, 0.0]}.items():
+        engine = EngineConfig(url="http://a", correction=kind)
+        factors, _ = PolicyOptimization._corrections(SimpleNamespace(_policy=PolicyConfig(engine=engine)), rollout)
+        assert factors.tolist() == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ def serve(
         str | None,
         typer.Option(
             metavar="FOLDER",
-            help="Let clients replace the model by one in this folder, as training with policy.engine does.",
+            help="Let clients replace the model with one from this folder, as training with policy.engine does.",
         ),
     ] = None,
     cors: Annotated[list[str] | None, typer.Option(metavar="ORIGIN", help="Allowed CORS origin. Repeatable.")] = None,

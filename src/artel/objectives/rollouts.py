@@ -38,7 +38,7 @@ class Segment:
     """With `policy.engine`: the server's log-probabilities of the ids that it wrote."""
 
     def with_log_probs(self, written: list[float]) -> Segment:
-        """Return a copy with these log-probabilities of the ids that were written, which keeps those of the server."""
+        """Return a copy with the log-probabilities of the model in training; the current ones are the engine's."""
         values = iter(written)
         log_probs = [None if log_prob is None else next(values) for log_prob in self.log_probs]
         return Segment(self.prompt_ids, self.ids, log_probs, self.written)

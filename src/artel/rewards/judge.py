@@ -16,6 +16,7 @@ from artel.rewards.completion import Completion
 from artel.storage import ApiFailure, request_json
 
 CONCURRENT_CALLS = 16
+_RETRY_SECONDS = 1.0
 _TIMEOUT_SECONDS = 600.0  # socket timeout; the time limit of the call ends it earlier
 _MAX_REPLY_BYTES = 2**20
 _FIELD = re.compile(r"\{\{\s*(\w+)\s*\}\}")
@@ -64,7 +65,14 @@ class Judge:
 
     async def _score(self, completion: Completion) -> float:
         prompt = fill_prompt(self._settings.prompt, completion)
-        reply = await asyncio.get_running_loop().run_in_executor(self._threads, self._ask, prompt)
+        while True:
+            try:
+                reply = await asyncio.get_running_loop().run_in_executor(self._threads, self._ask, prompt)
+                break
+            except ApiFailure as error:
+                if not error.may_pass:
+                    raise ValueError(f"the judge's server failed: {error}") from None
+                await asyncio.sleep(_RETRY_SECONDS)
         number = last_number(reply)
         if number is None:
             raise ValueError(f"the judge's reply has no number: {reply[-200:]!r}")
@@ -74,10 +82,7 @@ class Judge:
         settings = self._settings
         body = {"model": settings.model, "messages": [{"role": "user", "content": prompt}], "temperature": 0}
         url = f"{settings.url.rstrip('/')}/chat/completions"
-        try:
-            reply = request_json(url, body, key=settings.key, timeout=_TIMEOUT_SECONDS, max_bytes=_MAX_REPLY_BYTES)
-        except ApiFailure as error:
-            raise ValueError(f"the judge's server failed: {error}") from None
+        reply = request_json(url, body, key=settings.key, timeout=_TIMEOUT_SECONDS, max_bytes=_MAX_REPLY_BYTES)
         try:
             return str(reply["choices"][0]["message"]["content"])
         except (KeyError, IndexError, TypeError):

@@ -13,7 +13,7 @@ from artel.storage.atomic import (
 )
 from artel.storage.bus_errors import MappedFiles, bus_error_handler, report_bus_errors
 from artel.storage.http.download import Download, fetch
-from artel.storage.json_api import ApiFailure, request_json
+from artel.storage.json_api import TOO_MANY_REQUESTS, ApiFailure, request_json
 from artel.storage.locations import (
     cache_folder,
     check_cache,
@@ -38,6 +38,7 @@ from artel.storage.remote.folders import (
 )
 
 __all__ = [
+    "TOO_MANY_REQUESTS",
     "ApiFailure",
     "Download",
     "MappedFiles",

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 import uuid
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,13 +31,20 @@ from artel.messages import logger
 from artel.models.loading.save import save_model
 from artel.models.lora.adapters import is_adapted
 from artel.parallel import ParallelStrategy, World
-from artel.storage import ApiFailure, request_json
+from artel.storage import TOO_MANY_REQUESTS, ApiFailure, request_json
 from artel.tokens import Tokenizer
 
 _KEY = "policy.engine"
 _TIMEOUT_SECONDS = 3600.0
+_UNAVAILABLE_SECONDS = 60.0
+"""Time for which requests to an unavailable server are repeated. A server with too many requests is asked again without
+a limit."""
+_RETRY_SECONDS = 1.0
+_REPORT_SECONDS = 60.0
+"""Longest time between two reports of progress, without which the run counts as hanging."""
+_NOT_FOUND = 404
 _ALLOW = (
-    "it must be allowed to: artel serve MODEL --reload-from FOLDER, or vLLM with VLLM_SERVER_DEV_MODE=1 and "
+    "allow it: artel serve MODEL --reload-from FOLDER, or vLLM with VLLM_SERVER_DEV_MODE=1 and "
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"
 )
 _RESUME = "start it again, then run the same command again: the round is written anew"
@@ -51,6 +60,9 @@ def check_engine(settings: EngineConfig) -> None:
     try:
         choice = _post(settings, "/v1/completions", body)["choices"][0]
     except ApiFailure as error:
+        if error.status is not None:
+            fix = "see the server's log; policy.engine.key names the variable with its API key"
+            raise InputError.at(_KEY, f"{settings.url} refuses a request: {error}", fix) from None
         fix = "start vLLM's server or artel serve --reload-from, or remove this key"
         raise InputError.at(_KEY, f"{settings.url} does not answer: {error}", fix) from None
     except (KeyError, IndexError, TypeError):
@@ -60,8 +72,19 @@ def check_engine(settings: EngineConfig) -> None:
         raise InputError.at(_KEY, what, "use vLLM 0.10.2 or newer, or artel serve --reload-from")
 
 
-def _post(settings: EngineConfig, path: str, body: Any) -> Any:
-    return request_json(f"{settings.url}{path}", body, key=settings.key, timeout=_TIMEOUT_SECONDS)
+def _post(settings: EngineConfig, path: str, body: Any, *, reads_reply: bool = True) -> Any:
+    """Post a request, again and again while the server is busy. Raise ApiFailure."""
+    end = time.monotonic() + _UNAVAILABLE_SECONDS
+    while True:
+        try:
+            return request_json(
+                f"{settings.url}{path}", body, key=settings.key, timeout=_TIMEOUT_SECONDS, reads_reply=reads_reply
+            )
+        except ApiFailure as error:
+            is_full = error.status == TOO_MANY_REQUESTS
+            if not (is_full or (error.may_pass and time.monotonic() < end)):
+                raise
+        time.sleep(_RETRY_SECONDS)
 
 
 @dataclass(slots=True)
@@ -91,28 +114,43 @@ class RemoteEngine:
         on_progress: Callable[[float], None],
     ) -> list[SampledAnswer]:
         """Return an answer to each prompt, of at most `limits` tokens. Raise WorkError if the server fails."""
-        with ThreadPoolExecutor(CONCURRENT_ANSWERS) as threads:
-            futures = [
-                threads.submit(self._request_answer, prompt, seed, limit, sampling)
-                for prompt, seed, limit in zip(prompts, seeds, limits, strict=True)
-            ]
-            try:
-                for finished, future in enumerate(as_completed(futures), start=1):
+        threads = ThreadPoolExecutor(CONCURRENT_ANSWERS)
+        futures = [
+            threads.submit(self._request_answer, prompt, seed, limit, sampling)
+            for prompt, seed, limit in zip(prompts, seeds, limits, strict=True)
+        ]
+        unfinished = {*futures}
+        try:
+            while unfinished:
+                finished, unfinished = wait(unfinished, _REPORT_SECONDS, FIRST_COMPLETED)
+                for future in finished:
                     future.result()
-                    on_progress(finished / len(futures))
-            except ApiFailure as error:
-                raise self._failure(error) from None
-            finally:
-                threads.shutdown(wait=False, cancel_futures=True)
-            return [future.result() for future in futures]
+                on_progress(1 - len(unfinished) / len(futures))
+        except ApiFailure as error:
+            raise WorkError.at(_KEY, f"{self.settings.url} failed: {error}", _RESUME) from None
+        finally:
+            threads.shutdown(wait=False, cancel_futures=True)
+        return [future.result() for future in futures]
 
     def close(self) -> None:
-        """Delete the weights in `folder`."""
+        """Unload the adapter, and delete the weights in `folder`."""
         if self.world.first:
+            with suppress(ApiFailure):  # the server may have stopped
+                self._unload(self._adapter)
             shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _post(self, path: str, body: Any) -> Any:
-        return _post(self.settings, path, body)
+    def _unload(self, adapter: str) -> None:
+        """Let the server forget an adapter, if it has it."""
+        if not adapter:
+            return
+        try:
+            self._call("/v1/unload_lora_adapter", {"lora_name": adapter})
+        except ApiFailure as error:
+            if error.status != _NOT_FOUND:
+                raise
+
+    def _call(self, path: str, body: Any) -> None:
+        _post(self.settings, path, body, reads_reply=False)  # vLLM replies with plain text, or nothing
 
     def _full_weights(self) -> dict[str, torch.Tensor] | None:
         """Return the weights to be saved, gathered on every rank; None if this process holds the full model."""
@@ -134,13 +172,12 @@ class RemoteEngine:
         path = str(self.folder.resolve())
         try:
             if not is_adapted(model):
-                self._post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": path}})
-                self._post("/reset_prefix_cache", {})
+                self._call("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": path}})
+                self._call("/reset_prefix_cache", {})
                 return ""
-            if self._adapter:
-                self._post("/v1/unload_lora_adapter", {"lora_name": self._adapter})
             name = f"artel-{uuid.uuid4().hex[:12]}"  # a server does not load a name twice
-            self._post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": path})
+            self._call("/v1/load_lora_adapter", {"lora_name": name, "lora_path": path})
+            self._unload(self._adapter)
         except ApiFailure as error:
             kind = "adapter" if is_adapted(model) else "weights"
             fix = _RESUME if error.status is None else _ALLOW
@@ -157,21 +194,21 @@ class RemoteEngine:
         }  # fmt: skip
         if self._adapter:
             body["model"] = self._adapter
-        reply = self._post("/v1/completions", body)
+        reply = _post(self.settings, "/v1/completions", body)
         try:
             choice = reply["choices"][0]
             prompt_ids, ids = choice["prompt_token_ids"], choice["token_ids"]
             log_probs = choice["logprobs"]["token_logprobs"]
         except (KeyError, IndexError, TypeError):
             raise ApiFailure(f"its reply has no token ids: {str(reply)[:300]}") from None
-        if prompt_ids != prompt.ids or len(ids) != len(log_probs) or None in log_probs:
-            raise ApiFailure("its reply has another prompt, or tokens without a log-probability")
+        if prompt_ids != prompt.ids:
+            raise ApiFailure("it has changed the ids of the prompt")
+        if len(ids) != len(log_probs) or None in log_probs:
+            raise ApiFailure("some tokens have no log-probability")
         builder = AnswerBuilder(self.tokenizer, prompt, limit)
         if not any(builder.add(*token) for token in zip(ids, log_probs, strict=True)):
-            builder.finish(cut_off=True)  # by a time limit of the server
+            # By a time limit of the server, or by an end that only the server knows.
+            builder.finish(cut_off=choice.get("finish_reason") != "stop")
         if not ids:
             raise ApiFailure("its reply is empty")
         return builder.answer
-
-    def _failure(self, error: ApiFailure) -> WorkError:
-        return WorkError.at(_KEY, f"{self.settings.url} failed: {error}", _RESUME)

@@ -111,6 +111,8 @@ def make_app(
         if served is None:
             message = f"there is no model {name[:100]!r}; served: {', '.join(by_name)}"
             raise ApiError(404, message, "model", "model_not_found")
+        if served.is_reloading:
+            raise ApiError(503, f"{served.name} is being replaced: try again", "model", "reloading")
         if not supports(served):
             raise ApiError(400, f"{served.name} does not {task}{_describe_uses(served)}", "model")
         return served

@@ -115,7 +115,8 @@ async def generate_deltas(
     served: ServedModel, prompt: Prompt, seed_offset: int, usage: Usage, metrics: Metrics, seconds: float
 ) -> AsyncGenerator[Delta, None]:
     """Yield an answer as it is generated. Cut it off after `seconds`. Raise ApiError if the model fails."""
-    assert served.engine is not None
+    engine = served.engine
+    assert engine is not None
     tokenizer = served.opened.tokenizer
     options = prompt.options
     if options.seed is not None and seed_offset:
@@ -130,7 +131,7 @@ async def generate_deltas(
     pending: list[Token] = []
     finish: FinishReason | None = None
     try:
-        served.engine.submit(prompt.ids, generation)
+        engine.submit(prompt.ids, generation)
         with metrics.track_answer() as timer:
             async with asyncio.timeout(seconds):
                 async for token in tokens:
@@ -154,7 +155,7 @@ async def generate_deltas(
             raise ApiError(400, f"{message}; use a simpler one", "response_format") from None
         raise ApiError(500, f"the model failed: {error}") from None
     finally:
-        served.engine.cancel(generation)
+        engine.cancel(generation)
 
 
 class _TokenQueue:

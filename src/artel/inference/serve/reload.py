@@ -33,7 +33,7 @@ class CallRequest(Body):
 
 
 class AdapterRequest(Body):
-    lora_name: str = Field(min_length=1, max_length=200)
+    lora_name: str = Field(pattern=r"^[A-Za-z0-9_-]{1,200}$")
     lora_path: str
 
 
@@ -51,46 +51,77 @@ class Reloader:
     open_weights: Callable[[str], OpenedModel]
     add_adapter: Callable[[OpenedModel, str, str], OpenedModel]
     """Loads an adapter into a model, by its name and folder, and returns the model with the adapter's tokenizer."""
-    _base: tuple[OpenedModel, str] = field(init=False)
-    """The model without an adapter, and its name."""
+    _base: OpenedModel = field(init=False)
+    """The model without an adapter."""
+    _name: str = field(init=False)
+    """Its name."""
+    _adapter: str | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        self._base = self.served.opened, self.served.name
+        self._base, self._name = self.served.opened, self.served.name
 
     def load_weights(self, path: str) -> None:
         """Serve the weights in a folder. Raise ApiError if they cannot be used."""
-        opened = self._open(lambda: self.open_weights(self._check(path)))
-        self._base = replace(self._base[0], model=opened.model), self._base[1]
-        self.served.replace_model(*self._base)
+        folder = self._check(path)
+
+        def load() -> OpenedModel:
+            return replace(self._base, model=self.open_weights(folder).model)
+
+        self._replace(load, self._name)
+        self._base, self._adapter = self.served.opened, None
 
     def load_adapter(self, name: str, path: str) -> None:
         """Serve the model with an adapter, under the adapter's name. Raise ApiError if it cannot be used."""
-        if name == self._base[1]:
-            raise ApiError(400, f"{name} is the name of the model itself; use another", "lora_name")
-        self.unload_adapter()
-        adapted = self._open(lambda: self.add_adapter(self._base[0], name, self._check(path)))
-        use_adapter(adapted.model, name)
-        self.served.replace_model(adapted, name)
+        folder = self._check(path)
+        if name in (self._name, self._adapter):
+            raise ApiError(400, f"there is a model {name} already; use another name", "lora_name")
 
-    def unload_adapter(self) -> None:
-        """Serve the model without an adapter, if it has one."""
-        opened, name = self._base
-        if self.served.name != name:
-            adapter = self.served.name
-            self.served.replace_model(opened, name)
-            remove_adapter(opened.model, adapter)
+        def load() -> OpenedModel:
+            self._remove_adapter()
+            try:
+                adapted = self.add_adapter(self._base, name, folder)
+            except BaseException:
+                remove_adapter(self._base.model, name)
+                raise
+            use_adapter(adapted.model, name)
+            return adapted
 
-    def _check(self, path: str) -> str:
-        if not Path(path).resolve().is_relative_to(self.allowed.resolve()):
-            raise ApiError(403, f"{path} is not in {self.allowed}, the folder of --reload-from")
-        return path
+        self._replace(load, name)
+        self._adapter = name
 
-    @staticmethod
-    def _open(open_folder: Callable[[], OpenedModel]) -> OpenedModel:
+    def unload_adapter(self, name: str) -> None:
+        """Serve the model without its adapter. Raise ApiError if it has no such adapter."""
+        if name != self._adapter:
+            raise ApiError(404, f"there is no adapter {name[:100]!r}", "lora_name")
+
+        def load() -> OpenedModel:
+            self._remove_adapter()
+            return self._base
+
+        self._replace(load, self._name)
+
+    def _remove_adapter(self) -> None:
+        if self._adapter is not None:
+            remove_adapter(self._base.model, self._adapter)
+            self._adapter = None
+            self.served.opened, self.served.name = self._base, self._name
+
+    def _replace(self, load: Callable[[], OpenedModel], name: str) -> None:
         try:
-            return open_folder()
+            self.served.replace_model(load, name)
         except InputError as error:
             raise ApiError(400, str(error)) from None
+
+    def _check(self, path: str) -> str:
+        """Return a folder's path without links. Raise ApiError if it is not in `allowed`."""
+        try:
+            folder = Path(path).resolve(strict=True)
+            is_allowed = folder.is_dir() and folder.is_relative_to(self.allowed.resolve())
+        except (OSError, ValueError):  # ValueError: a NUL
+            is_allowed = False
+        if not is_allowed:
+            raise ApiError(403, f"{path[:300]!r} is no folder in {self.allowed}, the folder of --reload-from")
+        return str(folder)
 
 
 def add_reload_routes(app: FastAPI, reloader: Reloader) -> None:
@@ -112,7 +143,5 @@ def add_reload_routes(app: FastAPI, reloader: Reloader) -> None:
 
     @app.post("/v1/unload_lora_adapter")
     async def unload_adapter(body: AdapterName) -> dict[str, Any]:
-        if body.lora_name != reloader.served.name:
-            raise ApiError(404, f"there is no adapter {body.lora_name[:100]!r}", "lora_name")
-        await reloader.served.work(reloader.unload_adapter)
+        await reloader.served.work(lambda: reloader.unload_adapter(body.lora_name))
         return {}

@@ -10,6 +10,8 @@ from copy import copy
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
+
 from artel.errors import InputError
 from artel.generation.adapters import AdapterTurns
 from artel.generation.base import DEFAULT_REQUESTS, Engine
@@ -49,6 +51,7 @@ class ServedModel:
         self.context = context or min(_CONTEXT, limit or _CONTEXT)
         self._worker = ThreadPoolExecutor(1, "artel-text")  # a tokenizer is not thread-safe
         self._requests = requests
+        self.is_reloading = False
         self.engine: Engine | None = None
         self._adapter_turns: AdapterTurns | None = None
         if not self.generates:
@@ -70,13 +73,23 @@ class ServedModel:
         served.engine = self._adapter_turns.get_engine(name)
         return served
 
-    def replace_model(self, opened: OpenedModel, name: str) -> None:
-        """Serve another model under `name` from now on. Running answers are finished first."""
+    def replace_model(self, load: Callable[[], OpenedModel], name: str) -> None:
+        """Serve the model that `load` returns, under `name`. Running answers are finished first.
+
+        If `load` raises, the earlier model is served again. Raise InputError if the new one does not fit into memory.
+        """
         assert self.engine is not None
-        self.engine.close()
-        self.opened, self.name = opened, name
-        self._read_ends()
-        self.engine = make_engine(opened.model, opened.tokenizer, self._requests, self.context)
+        self.is_reloading = True
+        try:
+            self.engine.close()
+            self.opened, self.name = load(), name
+            self._read_ends()
+        finally:
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()  # of the earlier model
+            model, tokenizer = self.opened.model, self.opened.tokenizer
+            self.engine = make_engine(model, tokenizer, self._requests, self.context)
+            self.is_reloading = False
 
     def _read_ends(self) -> None:
         """Read the ends of texts and answers from the tokenizer and its chat template."""

@@ -209,9 +209,11 @@ def remove_adapter(model: PreTrainedModel, name: str) -> None:
 
     with without_peft_warnings():
         for module in model.modules():
-            if isinstance(module, BaseTunerLayer | ModulesToSaveWrapper):
+            if isinstance(module, BaseTunerLayer):
                 module.delete_adapter(name)
-    model.peft_config.pop(name, None)
+            elif isinstance(module, ModulesToSaveWrapper):
+                module.delete_adapter(name, new_active_adapters=[])
+    getattr(model, "peft_config", {}).pop(name, None)
 
 
 @contextmanager

@@ -423,9 +423,12 @@ class PolicyOptimization(Objective):
         self, model: PreTrainedModel, answers: Sequence[Sequence[Segment]], device: torch.device
     ) -> list[list[float]]:
         segments = [segment for answer in answers for segment in answer]
-        sample = [_join(segment, learned=True) for segment in segments]
-        tensors = answer_tensors([sample], share_prompts=self._shares_prompts)
-        values = self._log_probs(model, Batch(tensors, targets=0, tokens=0).to(device)).tolist()
+        written = [segment for segment in segments if segment.written]
+        values: list[float] = []
+        for start in range(0, len(written), self._width):  # as many as a step learns at a time, for their memory
+            sample = [_join(segment, learned=True) for segment in written[start : start + self._width]]
+            tensors = answer_tensors([sample], share_prompts=self._shares_prompts)
+            values += self._log_probs(model, Batch(tensors, targets=0, tokens=0).to(device)).tolist()
         ends = np.cumsum([len(segment.written) for segment in segments])
         return [values[end - len(segment.written) : end] for segment, end in zip(segments, ends, strict=True)]
 

@@ -92,9 +92,7 @@ class PlannedRound:
         }
 
     def concurrent(self, ranks: int) -> int:
-        """Return how many answers each of the ranks writes at a time; 0 if a server writes them."""
-        if self.settings.engine is not None:
-            return 0
+        """Return how many answers each of the ranks writes at a time."""
         return min(CONCURRENT_ANSWERS, ceil_div(self.prompts, ranks) * self.settings.answers)
 
     def writing_seconds(

@@ -376,7 +376,7 @@ def _add_round(
     """Add the time in which a round is written and scored, divided among its steps, as far as it is known."""
     rates = read_rates(on_host, torch.device("cpu")) if hardware.shares_memory else None
     seconds: dict[str, float] = {} if round_.scoring_seconds is None else {SCORING: round_.scoring_seconds}
-    if rates is not None and rank.writing_operations:
+    if rates is not None and rank.writing_operations and round_.settings.engine is None:
         seconds[WRITING] = round_.writing_seconds(rank.writing_operations, model, vocabulary, rates, world_size)
     by_kind = {kind: value / round_.settings.steps for kind, value in seconds.items()}
     total = step.seconds.mid + sum(by_kind.values())
