@@ -74,7 +74,7 @@ def check_engine(settings: EngineConfig) -> None:
 
 def _post(settings: EngineConfig, path: str, body: Any, *, reads_reply: bool = True) -> Any:
     """Post a request, again and again while the server is busy. Raise ApiFailure."""
-    end = time.monotonic() + _UNAVAILABLE_SECONDS
+    end, is_logged = time.monotonic() + _UNAVAILABLE_SECONDS, False
     while True:
         try:
             return request_json(
@@ -84,6 +84,9 @@ def _post(settings: EngineConfig, path: str, body: Any, *, reads_reply: bool = T
             is_full = error.status == TOO_MANY_REQUESTS
             if not (is_full or (error.may_pass and time.monotonic() < end)):
                 raise
+            if not (is_full or is_logged):
+                logger.info("the server at %s is unavailable (%s), trying again", settings.url, error)
+                is_logged = True
         time.sleep(_RETRY_SECONDS)
 
 
@@ -93,7 +96,7 @@ class RemoteEngine:
 
     settings: EngineConfig
     folder: Path
-    """Where the server finds the weights."""
+    """Folder from which the server loads the weights."""
     tokenizer: Tokenizer
     strategy: ParallelStrategy
     world: World

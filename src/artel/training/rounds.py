@@ -96,6 +96,7 @@ class Rounds:
             return existing
         if self._engine is not None:
             run.check_folder()  # otherwise the weights would create a folder that was removed
+            run.trackers.show_progress("loading the weights into the server")
             self._engine.load()
         groups = self._write(questions)
         round_ = Round(number, tuple(rollout for group in groups for rollout in group))
