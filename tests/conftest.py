@@ -15,6 +15,9 @@ from pathlib import Path
 # A hub's cache of the tests' own, before anything that reads it is imported: no test sees what a user has downloaded.
 os.environ["HF_HOME"] = tempfile.mkdtemp(prefix="artel-tests-hub-")
 atexit.register(shutil.rmtree, os.environ["HF_HOME"], ignore_errors=True)
+# Triton's interpreter runs kernels on a CPU, if asked before Triton is imported. With a GPU test_gpu.py runs them.
+if not Path("/dev/nvidiactl").exists():
+    os.environ["TRITON_INTERPRET"] = "1"
 
 import pytest  # noqa: E402
 from hypothesis import HealthCheck, settings  # noqa: E402

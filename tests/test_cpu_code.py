@@ -11,8 +11,6 @@ from artel.models.cpu import build as cpu_code
 from artel.models.cpu.build import load_library
 from artel.models.cpu.cross_entropy import supports_logits
 
-CPU = torch.device("cpu")
-
 
 @pytest.fixture
 def anew():
@@ -34,7 +32,11 @@ def test_without_a_working_compiler_the_operators_do_it_and_the_reason_is_said_o
         monkeypatch.delenv("CXX")
         monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
     with pytest.warns(UserWarning, match="no compiler here" if what == "fails" else "no C.. compiler") as said:
-        result = [supports_logits(CPU, torch.float32), supports_logits(CPU, torch.float32), load_library("attention")]
+        result = [
+            supports_logits("cpu", torch.float32),
+            supports_logits("cpu", torch.float32),
+            load_library("attention"),
+        ]
     assert result == [False, False, None]
     assert [str(each.message).partition(" ")[0] for each in said] == ["cross_entropy.cpp", "attention.cpp"]
     assert not list(tmp_path.glob("cache/built/*"))

@@ -27,7 +27,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from artel.models.attention import AttentionOptions, attend
 from artel.models.compile import compile_layers
-from artel.models.cpu.cross_entropy import cpu_cross_entropy_with_grad, supports_logits
+from artel.models.cross_entropy import row_function
 from artel.models.device import autocast_dtype, pick_precision
 from artel.parallel.tensor_styles import ColumnParallel, RowParallel
 from artel.planning.operations import DISPATCH, MEMORY, Operation, OperationRecorder
@@ -256,8 +256,11 @@ def _list_memory_operators(num_elements: int, sizes: Sizes, device: torch.device
     yield _make_adamw_step(num_elements, device)
     logits = torch.randn(max(1, num_elements // vocabulary), vocabulary, device=device).bfloat16()
     targets = torch.randint(vocabulary, (len(logits),), device=device)
-    if supports_logits(device, logits.dtype):
-        yield partial(cpu_cross_entropy_with_grad, logits, targets)
+    compute_rows = row_function(device.type, logits.dtype)
+    results = torch.empty(4, len(logits), device=device), torch.empty_like(targets)
+    yield partial(
+        compute_rows, logits, targets, None, *results, vocabulary, 0, vocabulary, 0.0, reads=True, writes=True
+    )
 
 
 def _make_adamw_step(num_elements: int, device: torch.device) -> Call:

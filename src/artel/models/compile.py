@@ -8,7 +8,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import Any
-from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -29,9 +28,6 @@ _CPU_OPTIONS: dict[str, Any] = {
     # every compiler that can build against PyTorch supports them. Newer instructions are still tested.
     "cpp.vec_isa_ok": True,
 }
-
-# `has_compiled_layers` is called for every micro-batch: searching all layers would take too long.
-_COMPILED: WeakSet[nn.Module] = WeakSet()
 
 
 def compile_choice(
@@ -86,12 +82,6 @@ def compile_layers(model: PreTrainedModel, *, fixed: bool) -> None:
             layer.forward = torch.compile(layer.forward, dynamic=False if fixed else None, options=options)
         else:
             layer.compile(dynamic=False if fixed else None, options=options)
-    _COMPILED.add(model)
-
-
-def has_compiled_layers(model: nn.Module) -> bool:
-    """True if the layers of this model are compiled, or will be when they first run."""
-    return model in _COMPILED
 
 
 def _warm_up(options: dict[str, Any]) -> None:
@@ -124,7 +114,6 @@ def try_compiled(model: PreTrainedModel, step: Callable[[], object], discard_ste
         reason = " ".join(str(error).split())[:300] or type(error).__name__
     else:
         return None
-    _COMPILED.discard(model)
     discard_step()
     for layer in repeated_layers(model):
         layer._compiled_call_impl = None

@@ -98,14 +98,14 @@ def _check_float8(device: torch.device) -> None:
         raise missing_extra("torchao", "fp8", f"{_KEY}: fp8") from None
 
 
-def row_multiple(device: torch.device, dtype: torch.dtype) -> int:
+def row_multiple(device_type: str, dtype: torch.dtype) -> int:
     """Return the multiple to which matmuls pad their rows if the row count changes every step; 1 for no padding.
 
     In bf16 on a CPU oneDNN compiles a kernel for each shape and keeps the last 1,024. Without padding, a step with a
     mixture's groups of tokens took a third longer, and each new number of targets cost the three matmuls of the output
     head 1.8 MiB and 10 ms once (512 wide, 8,000 ids; benchmarks/NOTES.md).
     """
-    return _ROW_MULTIPLE if device.type == "cpu" and dtype == torch.bfloat16 else 1
+    return _ROW_MULTIPLE if device_type == "cpu" and dtype == torch.bfloat16 else 1
 
 
 def compute_on_one_core() -> None:

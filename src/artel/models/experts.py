@@ -105,7 +105,7 @@ def experts_forward(
     device_type = hidden_states.device.type
     dtype = torch.get_autocast_dtype(device_type) if autocast_is_on(device_type) else hidden_states.dtype
     weight = getattr(self, "gate_up_proj" if self.has_gate else "up_proj")
-    needs_no_padding = row_multiple(hidden_states.device, dtype) == 1
+    needs_no_padding = row_multiple(hidden_states.device.type, dtype) == 1
     if not _low_rank_changes(self) and hidden_states.dtype == dtype == weight.dtype and needs_no_padding:
         return grouped_mm_experts_forward(self, hidden_states, top_k_index, top_k_weights)
     forward = _forward if dtype == torch.bfloat16 else _eager_forward
@@ -122,7 +122,7 @@ def _forward(
     if is_remote is not None:
         # Rows after the last group are not computed, forward or backward, and may contain anything.
         rows = rows.masked_fill(is_remote, 0.0)
-    multiple = row_multiple(rows.device, dtype)
+    multiple = row_multiple(rows.device.type, dtype)
     ends, row_indices, num_rows = _group_rows(sorted_experts, self.num_experts, multiple)
     if multiple > 1:
         rows = rows.new_zeros(num_rows, rows.shape[1]).index_copy(0, row_indices, rows)

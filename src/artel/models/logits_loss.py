@@ -18,11 +18,11 @@ import torch
 import torch.nn.functional as F
 from transformers import PreTrainedModel
 
-from artel.models.compile import has_compiled_layers
-from artel.models.cross_entropy_grad import row_entropies
+from artel.models.cross_entropy import cross_entropy_, row_function
+from artel.models.cross_entropy_rows import bound
 from artel.models.forward_pass import profiler_range
 from artel.models.loss import ChunkedHead, HeadSettings, head_arguments
-from artel.models.output_head import hidden_states_as_logits, output_head
+from artel.models.output_head import OutputHead, hidden_states_as_logits, output_head
 
 LogitsLoss = Callable[[torch.Tensor, slice], torch.Tensor]
 """(logits, float32 (count, vocabulary); their slice of the positions) → sums, float32 (size,), the loss first."""
@@ -41,14 +41,15 @@ class PositionLogits:
         """Run `model` on `inputs`. `positions`, int64 (count,): indices into the flattened rows."""
         with torch.no_grad():
             self._outputs, head = _run_at_positions(model, inputs, positions)
-            self._head = None
+            self._head, self._soft_cap = None, 0.0 if head is None else head.soft_cap
             if head is not None:
                 self._head = ChunkedHead(*_chunked_head_arguments(self._outputs, head), (False, False, False))
 
     def read(self, chunk: slice) -> torch.Tensor:
         """Return the logits of a chunk, float32 (count, vocabulary)."""
         with torch.no_grad(), torch.autocast(self._outputs.device.type, enabled=False):
-            return self._outputs[chunk].float() if self._head is None else self._head.logits(chunk)
+            logits = self._outputs[chunk].float() if self._head is None else self._head.logits(chunk)
+            return bound(logits, self._soft_cap)
 
     def chunks(self) -> Iterator[slice]:
         """Yield slices of the positions, in order, whose logits fit into memory."""
@@ -75,24 +76,27 @@ def loss_of_logits(
 
 def _run_at_positions(
     model: PreTrainedModel, inputs: dict[str, Any], positions: torch.Tensor
-) -> tuple[torch.Tensor, torch.nn.Linear | None]:
+) -> tuple[torch.Tensor, OutputHead | None]:
     """Return the hidden states at the positions and the head to apply, or the logits and None; (count, …)."""
     head = output_head(model)
     with hidden_states_as_logits(head):
         outputs = model(**inputs).logits
-    return outputs.flatten(0, 1)[positions], head
+    return outputs.flatten(0, 1).index_select(0, positions), head
 
 
 def _chunked_head_arguments(
-    hidden: torch.Tensor, head: torch.nn.Linear
+    hidden: torch.Tensor, head: OutputHead
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, HeadSettings]:
     """Return the first arguments of `ChunkedHead`: hidden states, weight, bias, settings of the head's matmul."""
-    chunk_bytes = _CHUNK_BYTES.get(hidden.device.type, 2**24)
     no_targets = hidden.new_empty(0)
-    states, weight, bias, _, settings = head_arguments(hidden, head.weight, head.bias, no_targets, False, chunk_bytes)
-    if settings.shard is not None:  # a chunk has the logits of all processes
-        settings = replace(settings, chunk_bytes=chunk_bytes // settings.shard.size)
-    return states, weight, bias, settings
+    linear = head.linear
+    states, weight, bias, _, settings = head_arguments(
+        hidden, linear.weight, linear.bias, no_targets, head.soft_cap, None
+    )
+    # A chunk has the float32 logits of all processes.
+    num_shards = 1 if settings.shard is None else settings.shard.size
+    chunk_bytes = _CHUNK_BYTES.get(hidden.device.type, 2**24) * settings.dtype.itemsize // 4 // num_shards
+    return states, weight, bias, replace(settings, chunk_bytes=chunk_bytes)
 
 
 class _LogitsLoss(torch.autograd.Function):
@@ -112,10 +116,10 @@ class _LogitsLoss(torch.autograd.Function):
             for chunk in head.chunks():
                 logits = head.logits(chunk)
                 if not head.needs_grad:
-                    loss_sums += loss(logits, chunk)
+                    loss_sums += loss(bound(logits, settings.soft_cap), chunk)
                     continue
                 with torch.enable_grad():
-                    sums = loss(logits.requires_grad_(), chunk)
+                    sums = loss(bound(logits.requires_grad_(), settings.soft_cap), chunk)
                     (grad,) = torch.autograd.grad(sums[0], logits)
                 loss_sums += sums.detach()
                 head.add_full(chunk, grad)
@@ -137,28 +141,28 @@ def target_log_probs(
     targets: torch.Tensor,
     positions: torch.Tensor,
     *,
-    with_entropies: bool = False,
     temperature: float = 1.0,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Run `model` on `inputs`. Return (log-probability of each target, entropy of the prediction), in nats.
 
-    Both are float32 (count,). Entropies have no gradient; None without `with_entropies`, as they take twice as long as
-    the log-probabilities.
+    Both are float32 (count,). Entropies have no gradient.
 
     targets int64 (count,). `positions`, int64 (count,): indices into the flattened rows that predict the targets. One
     position may predict several. `temperature`: divides the logits.
     """
     outputs, head = _run_at_positions(model, inputs, positions)
-    bias: torch.Tensor | None = None if head is None else head.bias
-    if temperature != 1:  # of hidden states and bias, which is the same and needs no logits
-        outputs, bias = outputs / temperature, None if bias is None else bias / temperature
     with profiler_range("artel: loss"):
         if head is None:
-            logits = outputs.float()
-            entropies = row_entropies(logits.detach(), None) if with_entropies else None
-            return -F.cross_entropy(logits, targets, reduction="none"), entropies
-        compiled = has_compiled_layers(model)
-        return linear_log_probs(outputs, head.weight, bias, targets, compiled=compiled, with_entropies=with_entropies)
+            logits = outputs.float() / temperature
+            rows = row_function(logits.device.type, logits.dtype)
+            vocabulary = logits.shape[1]
+            losses = cross_entropy_(logits.detach(), targets, rows=rows, vocabulary=vocabulary, needs_grad=False)
+            return -F.cross_entropy(logits, targets, reduction="none"), losses.entropies
+        bias: torch.Tensor | None = head.linear.bias
+        if temperature != 1:  # of hidden states, bias and bound, which is the same and needs no logits
+            outputs, bias = outputs / temperature, None if bias is None else bias / temperature
+        soft_cap = head.soft_cap / temperature
+        return linear_log_probs(outputs, head.linear.weight, bias, targets, soft_cap=soft_cap)
 
 
 def linear_log_probs(
@@ -167,21 +171,19 @@ def linear_log_probs(
     bias: torch.Tensor | None,
     targets: torch.Tensor,
     *,
-    compiled: bool = False,
+    soft_cap: float = 0.0,
     chunk_bytes: int | None = None,
-    with_entropies: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (log-probability of each target, 0 where there is none; entropy at each position), in nats.
 
     Both are float32 (count,); arguments as for `linear_cross_entropy`. In that function the gradient is known up to one
     common factor. Here every position has a different factor, known only in the backward pass. With a frozen head, the
     forward pass computes the gradient of hidden for a factor of 1. Otherwise the backward pass computes the logits
-    again, since the gradient of weight is a sum over positions. Entropies have no gradient; None without
-    `with_entropies`.
+    again, since the gradient of weight is a sum over positions. Entropies have no gradient.
     """
-    arguments = head_arguments(hidden, weight, bias, targets, compiled, chunk_bytes)
-    log_probs, entropies = _LinearLogProbs.apply(*arguments, with_entropies)
-    return log_probs, entropies if with_entropies else None
+    arguments = head_arguments(hidden, weight, bias, targets, soft_cap, chunk_bytes)
+    log_probs, entropies = _LinearLogProbs.apply(*arguments)
+    return log_probs, entropies
 
 
 class _LinearLogProbs(torch.autograd.Function):
@@ -193,17 +195,15 @@ class _LinearLogProbs(torch.autograd.Function):
         bias: torch.Tensor | None,
         targets: torch.Tensor,
         settings: HeadSettings,
-        with_entropies: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         needs_hidden, *head_needs = ctx.needs_input_grad[:3]
         ctx.computes_again = any(head_needs)
-        log_probs = torch.empty(len(targets), device=hidden.device)
-        entropies = torch.empty(len(targets) if with_entropies else 0, device=hidden.device)
+        log_probs, entropies = torch.empty(2, len(targets), device=hidden.device)
         with torch.autocast(hidden.device.type, enabled=False):
             head = ChunkedHead(hidden, weight, bias, settings, (needs_hidden and not ctx.computes_again, False, False))
             for chunk in head.chunks():
-                losses, _, grad_logits = head.losses(chunk, targets[chunk], entropies if with_entropies else None)
-                log_probs[chunk] = -losses
+                losses, grad_logits = head.losses(chunk, targets[chunk])
+                log_probs[chunk], entropies[chunk] = -losses.losses, losses.entropies
                 head.add(chunk, grad_logits)
                 del grad_logits
             ctx.grad_hidden = head.gradients()[0]
@@ -215,15 +215,14 @@ class _LinearLogProbs(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_output: torch.Tensor, _: Any) -> tuple[torch.Tensor | None, ...]:
-        factors = -grad_output[:, None]
+        factors = -grad_output
         if not ctx.computes_again:
-            return (ctx.grad_hidden * factors).to(ctx.grad_hidden.dtype), None, None, None, None, None
+            return (ctx.grad_hidden * factors[:, None]).to(ctx.grad_hidden.dtype), None, None, None, None
         hidden, weight, bias, targets = ctx.saved_tensors
         with torch.autocast(hidden.device.type, enabled=False):
             head = ChunkedHead(hidden, weight, bias, ctx.settings, ctx.needs_input_grad[:3])
             for chunk in head.chunks():
-                _, _, grad_logits = head.losses(chunk, targets[chunk])
-                grad_logits[: len(factors[chunk])].mul_(factors[chunk])
+                _, grad_logits = head.losses(chunk, targets[chunk], factors[chunk])
                 head.add(chunk, grad_logits)
                 del grad_logits
-            return *head.gradients(), None, None, None
+            return *head.gradients(), None, None

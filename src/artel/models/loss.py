@@ -14,10 +14,9 @@ section 3).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -28,21 +27,21 @@ from transformers import PreTrainedModel
 
 from artel.integers import ceil_div
 from artel.models import IGNORED, Choice
-from artel.models.compile import has_compiled_layers
-from artel.models.cpu.cross_entropy import add_transposed_matmul, cpu_cross_entropy_with_grad, supports_logits
-from artel.models.cross_entropy_grad import VocabularyShard, cross_entropy_with_grad, row_entropies
+from artel.models.cpu.cross_entropy import add_transposed_matmul, cpu_rows
+from artel.models.cross_entropy import RowLosses, VocabularyShard, cross_entropy_, row_function
 from artel.models.device import autocast_is_on, row_multiple
 from artel.models.forward_pass import profiler_range
 from artel.models.output_head import hidden_states_as_logits, output_head
 
-# Bytes of float32 logits in memory at a time. On a GPU a matmul must be worth a kernel launch. On two CPU cores chunks
-# of 128 MB took 1.5 s and chunks of 8 MB 2.5 s (2,048 positions, 384 wide, 16,384 ids), since each chunk adds to the
-# gradient of the head. A frozen head has none, and a quarter takes no longer (benchmarks/results.md).
-_CHUNK_BYTES = {"cpu": 128 * 2**20, "cuda": 512 * 2**20}
-_FROZEN_CHUNK_BYTES = {"cpu": 32 * 2**20, "cuda": 512 * 2**20}
+# Bytes of logits in memory at a time. Each chunk adds to the gradient of the head, which moves 8 bytes a weight. On two
+# CPU cores chunks of 128 MB took 1.5 s and chunks of 8 MB 2.5 s (2,048 positions, 384 wide, 16,384 ids). A frozen head
+# has no gradient, and a quarter takes no longer (benchmarks/results.md).
+_CHUNK_BYTES = {"cpu": 2**27, "cuda": 2**30}
 # On a GPU the head's rows are padded to a multiple of this if its matrix is copied to another precision anyway: with
 # GPT-2's 50,257 rows the matmuls would miss the tensor cores' fast path.
 _ROW_MULTIPLE = 64
+
+_imitated_device: str | None = None
 
 
 def model_losses(
@@ -59,14 +58,14 @@ def model_losses(
     with profiler_range("artel: loss"):
         outputs, labels = outputs.flatten(0, 1), targets.flatten()
         if positions is not None:
-            outputs, labels = outputs[positions], labels[positions]
+            outputs, labels = outputs.index_select(0, positions), labels[positions]
         if head is None:
             logits = outputs.float()
             loss = F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum")
             guesses = logits.detach().argmax(dim=-1)
         else:
-            compiled = has_compiled_layers(model)
-            loss, guesses = linear_cross_entropy(outputs, head.weight, head.bias, labels, compiled=compiled)
+            weight, bias = head.linear.weight, head.linear.bias
+            loss, guesses = linear_cross_entropy(outputs, weight, bias, labels, soft_cap=head.soft_cap)
     return loss, guesses if positions is not None else guesses.view_as(targets)
 
 
@@ -76,7 +75,7 @@ def linear_cross_entropy(
     bias: torch.Tensor | None,
     targets: torch.Tensor,
     *,
-    compiled: bool = False,
+    soft_cap: float = 0.0,
     chunk_bytes: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the cross-entropy of `hidden` @ `weight`.T + `bias`: (sum in nats, float32; most likely ids (count,)).
@@ -88,12 +87,10 @@ def linear_cross_entropy(
     `weight` and `bias` may be DTensors sharded by id over a mesh on which hidden and targets are replicated. Then loss,
     ids and the gradient of hidden are the same on all processes of the mesh.
 
-    With `compiled`, on a CPU and without shards, one loop in C++ computes loss and gradient from the logits.
-
-    `chunk_bytes`: bytes of logits in memory at a time, for at least 128 positions. Default: 128 MiB on a CPU (32 with a
-    frozen head), 512 on a GPU.
+    `soft_cap` c replaces each logit x by c * tanh(x / c), unless it is 0. `chunk_bytes`: bytes of logits in memory at a
+    time, for at least 128 positions. Default: 128 MiB on a CPU, 1 GiB on a GPU, a quarter of it with a frozen head.
     """
-    arguments = head_arguments(hidden, weight, bias, targets, compiled, chunk_bytes)
+    arguments = head_arguments(hidden, weight, bias, targets, soft_cap, chunk_bytes)
     loss, guesses = _LinearCrossEntropy.apply(*arguments)
     return loss, guesses
 
@@ -104,7 +101,7 @@ class HeadSettings:
 
     dtype: torch.dtype
     shard: VocabularyShard | None
-    compiled: bool
+    soft_cap: float
     chunk_bytes: int
 
 
@@ -113,7 +110,7 @@ def head_arguments(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     targets: torch.Tensor,
-    compiled: bool,
+    soft_cap: float,
     chunk_bytes: int | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor, HeadSettings]:
     """Prepare the arguments of `ChunkedHead` and its autograd functions. DTensors become their local shards."""
@@ -125,8 +122,8 @@ def head_arguments(
         bias = bias.to_local() if isinstance(bias, DTensor) else bias
     if not torch.is_grad_enabled():  # needs_input_grad only reflects requires_grad
         hidden, weight, bias = hidden.detach(), weight.detach(), None if bias is None else bias.detach()
-    default_bytes = _CHUNK_BYTES if weight.requires_grad else _FROZEN_CHUNK_BYTES
-    settings = HeadSettings(dtype, shard, compiled, chunk_bytes or default_bytes.get(device, 2**25))
+    default_bytes = _CHUNK_BYTES.get(_imitated_device or device, 2**27) // (1 if weight.requires_grad else 4)
+    settings = HeadSettings(dtype, shard, soft_cap, chunk_bytes or default_bytes)
     return hidden, weight, bias, targets, settings
 
 
@@ -145,8 +142,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
         with torch.autocast(hidden.device.type, enabled=False):  # everything already has the right precision
             head = ChunkedHead(hidden, weight, bias, settings, ctx.needs_input_grad[:3])
             for chunk in head.chunks():
-                losses, guesses[chunk], grad_logits = head.losses(chunk, targets[chunk])
-                loss += losses.sum()
+                losses, grad_logits = head.losses(chunk, targets[chunk])
+                guesses[chunk] = losses.guesses
+                loss += losses.losses.sum()
                 head.add(chunk, grad_logits)
                 del grad_logits  # free it before the next chunk
             ctx.grads = head.gradients()
@@ -177,11 +175,12 @@ class ChunkedHead:
     ) -> None:
         """`needs`: which gradients `add` computes (hidden, weight, bias)."""
         self.needs_grad = any(needs)
-        self._num_positions, self._row_multiple = len(hidden), row_multiple(hidden.device, settings.dtype)
-        device, self._vocabulary, self._shard = hidden.device, weight.shape[0], settings.shard
+        device, device_type = hidden.device, _imitated_device or hidden.device.type
+        self._num_positions, self._row_multiple = len(hidden), row_multiple(device_type, settings.dtype)
+        self._vocabulary, self._shard, self._soft_cap = weight.shape[0], settings.shard, settings.soft_cap
         self._needs_hidden, self._needs_weight, self._needs_bias = needs
         self._dtypes = hidden.dtype, weight.dtype
-        self._matrix = _pad_rows(weight, settings.dtype)
+        self._matrix = _pad_rows(weight, settings.dtype, device_type)
         self._inputs = hidden.to(settings.dtype)
         if padding := -self._num_positions % self._row_multiple:
             self._inputs = F.pad(self._inputs, (0, 0, 0, padding))
@@ -192,17 +191,14 @@ class ChunkedHead:
         self._grad_bias = torch.zeros(rows, device=device) if self._needs_bias else None
         # All processes of a sharded vocabulary need the same chunks, and the last one may have fewer ids.
         columns = rows if self._shard is None else self._shard.max_ids
-        self._chunk_length = max(128, settings.chunk_bytes // (4 * columns) // self._row_multiple * self._row_multiple)
+        row_bytes = settings.dtype.itemsize * columns
+        self._chunk_length = max(128, settings.chunk_bytes // row_bytes // self._row_multiple * self._row_multiple)
+        self._rows = row_function(device_type, settings.dtype)
         self._add_matmul = _add_matmul
-        self._cross_entropy: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
-        if settings.compiled and any(needs) and self._shard is None and supports_logits(device, settings.dtype):
-            self._cross_entropy = cpu_cross_entropy_with_grad
-            if settings.dtype == torch.bfloat16 and hidden.shape[1] <= self._vocabulary:
-                self._add_matmul = add_transposed_matmul
-        else:
-            self._cross_entropy = partial(
-                cross_entropy_with_grad, vocabulary=self._vocabulary, shard=self._shard, needs_grad=any(needs)
-            )
+        if device_type == "cuda" and settings.dtype != torch.float32:
+            self._add_matmul = _add_float32_matmul
+        elif settings.dtype == torch.bfloat16 and self._rows is cpu_rows and hidden.shape[1] <= self._vocabulary:
+            self._add_matmul = add_transposed_matmul
 
     def chunks(self) -> Iterator[slice]:
         starts = range(0, self._num_positions, self._chunk_length)
@@ -213,24 +209,35 @@ class ChunkedHead:
         return slice(chunk.start, ceil_div(chunk.stop, self._row_multiple) * self._row_multiple)
 
     def losses(
-        self, chunk: slice, targets: torch.Tensor, entropies: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return (loss of each position in nats, most likely ids, gradient of the summed loss w.r.t. the logits).
+        self, chunk: slice, targets: torch.Tensor, factors: torch.Tensor | None = None
+    ) -> tuple[RowLosses, torch.Tensor]:
+        """Return the losses of a chunk, and the gradient of the sum of factor * loss w.r.t. the logits.
 
-        The gradient also has rows for padding positions, which are zero. `entropies`, float32 (positions,): filled with
-        the entropy of the prediction at each position of the chunk, in nats.
+        targets int64 (count,). factors float32 (count,); None for 1. The gradient also has rows for padding positions,
+        which are zero. It is undefined if no gradient is needed.
         """
         inputs, count = self._inputs[self._padded_chunk(chunk)], len(targets)
         if padding := len(inputs) - count:
             targets = F.pad(targets, (0, padding), value=IGNORED)
+            factors = None if factors is None else F.pad(factors, (0, padding))
         logits = F.linear(inputs, self._matrix, self._bias)
-        if entropies is not None:
-            entropies[chunk] = row_entropies(logits[:count, : self._vocabulary], self._shard)
-        losses, guesses, grad_logits = self._cross_entropy(logits, targets)
-        return losses[:count], guesses[:count], grad_logits
+        losses = cross_entropy_(
+            logits,
+            targets,
+            rows=self._rows,
+            vocabulary=self._vocabulary,
+            shard=self._shard,
+            factors=factors,
+            soft_cap=self._soft_cap,
+            needs_grad=self.needs_grad,
+        )
+        return RowLosses(*(values[:count] for values in losses)), logits
 
     def logits(self, chunk: slice) -> torch.Tensor:
-        """Return a chunk's logits, float32 (count, vocabulary): of all ids, also with a sharded vocabulary."""
+        """Return a chunk's logits, float32 (count, vocabulary): of all ids, also with a sharded vocabulary.
+
+        They are not bounded by `soft_cap` yet.
+        """
         padded = F.linear(self._inputs[self._padded_chunk(chunk)], self._matrix, self._bias)
         local = padded[: chunk.stop - chunk.start, : self._vocabulary].float()
         return local if self._shard is None else self._shard.all_gather(local)
@@ -278,9 +285,16 @@ def _add_matmul(grad: torch.Tensor | None, grad_logits: torch.Tensor, inputs: to
     return grad
 
 
-def _pad_rows(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def _add_float32_matmul(grad: torch.Tensor | None, grad_logits: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
+    """Like `_add_matmul`, for bf16 and fp16 on a GPU, whose matmuls can add to a float32 matrix."""
+    if grad is None:
+        return torch.mm(grad_logits.T, inputs, out_dtype=torch.float32)
+    return torch.addmm(grad, grad_logits.T, inputs, out_dtype=torch.float32, out=grad)
+
+
+def _pad_rows(weight: torch.Tensor, dtype: torch.dtype, device_type: str) -> torch.Tensor:
     """Return the head's matrix in `dtype`, padded with rows of zeros if it has to be copied on a GPU anyway."""
-    if weight.dtype == dtype or weight.device.type != "cuda":
+    if weight.dtype == dtype or device_type != "cuda":
         return weight.to(dtype)
     padding = -weight.shape[0] % _ROW_MULTIPLE
     return F.pad(weight.to(dtype), (0, 0, 0, padding)) if padding else weight.to(dtype)
@@ -294,14 +308,11 @@ def loss_choice(model: PreTrainedModel) -> Choice:
 
 
 @contextmanager
-def use_chunk_size_of(device: str) -> Iterator[None]:
-    """Use that device's chunk size on the CPU inside the block, to trace a plan for it."""
-    tables = (_CHUNK_BYTES, _FROZEN_CHUNK_BYTES)
-    default_bytes = [table["cpu"] for table in tables]
-    for table in tables:
-        table["cpu"] = table[device]
+def imitate_device(device_type: str) -> Iterator[None]:
+    """Compute the loss as on this type of device inside the block, to trace a plan for it with FakeTensors."""
+    global _imitated_device
+    _imitated_device = device_type
     try:
         yield
     finally:
-        for table, chunk_bytes in zip(tables, default_bytes, strict=True):
-            table["cpu"] = chunk_bytes
+        _imitated_device = None

@@ -1,32 +1,46 @@
 """The output head of a model, if the loss can apply it instead of the model (`loss.py`).
 
 The head's forward is replaced by the identity, so the model's "logits" are its last hidden states. That is correct only
-if whatever follows the head could also precede it. Each model is tested once. A model that bounds its logits
-(Gemma 2) fails the test and computes its logits as usual.
+if whatever follows the head could also precede it. Each model is tested once. A bound of the logits (Gemma 2's
+`final_logit_softcapping`) is switched off in the config meanwhile, and the loss applies it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Replicate
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from artel.models import evaluation_mode
+from artel.models.cross_entropy_rows import bound
 from artel.models.half_base import HalfLinear, linear
 
-_TESTED_HEADS: WeakKeyDictionary[PreTrainedModel, nn.Linear | None] = WeakKeyDictionary()
-"""The output head of each tested model, or None if the test failed."""
-
+_CAP_KEY = "final_logit_softcapping"
 _PLAIN_CLASSES = (nn.Linear, HalfLinear)
 
 
-def output_head(model: PreTrainedModel) -> nn.Linear | None:
-    """Return the model's output head if the logits are its plain output, else None. Each model is tested once."""
+class OutputHead(NamedTuple):
+    """The last layer of a model: logits are `bound(linear(hidden), soft_cap)`."""
+
+    linear: nn.Linear
+    config: PreTrainedConfig
+    """The config that the model reads `final_logit_softcapping` from."""
+    soft_cap: float
+    """c of c * tanh(x / c), which bounds each logit x; 0 for none."""
+
+
+_TESTED_HEADS: WeakKeyDictionary[PreTrainedModel, OutputHead | None] = WeakKeyDictionary()
+"""The output head of each tested model, or None if the test failed."""
+
+
+def output_head(model: PreTrainedModel) -> OutputHead | None:
+    """Return the model's output head if the loss can apply it, else None. Each model is tested once."""
     if model not in _TESTED_HEADS:
         _TESTED_HEADS[model] = _test_head(model)
     return _TESTED_HEADS[model]
@@ -34,12 +48,11 @@ def output_head(model: PreTrainedModel) -> nn.Linear | None:
 
 def trust_output_head(model: PreTrainedModel) -> None:
     """Accept the model's output head without a test, for a model that is traced for a plan and has no values."""
-    head = model.get_output_embeddings()
-    _TESTED_HEADS[model] = head if type(head) in _PLAIN_CLASSES and not _has_logits_buffer(model, head) else None
+    _TESTED_HEADS[model] = _find_head(model)
 
 
 @contextmanager
-def hidden_states_as_logits(head: nn.Linear | None) -> Iterator[None]:
+def hidden_states_as_logits(head: OutputHead | None) -> Iterator[None]:
     """Make the model of `head` return the inputs of its head as logits, inside the block. None changes nothing."""
     if head is None:
         yield
@@ -48,50 +61,58 @@ def hidden_states_as_logits(head: nn.Linear | None) -> Iterator[None]:
         yield
 
 
+def _find_head(model: PreTrainedModel) -> OutputHead | None:
+    """Return the model's untested output head; None if it is quantized, has an adapter, or is a class of the model."""
+    linear = model.get_output_embeddings()
+    if type(linear) not in _PLAIN_CLASSES or _has_logits_buffer(model, linear):
+        return None
+    config = model.config.get_text_config(decoder=True)
+    return OutputHead(linear, config, float(getattr(config, _CAP_KEY, None) or 0.0))
+
+
 def _has_logits_buffer(model: PreTrainedModel, head: nn.Linear) -> bool:
     """True if the model adds a buffer of vocabulary size to the logits (BART's final_logits_bias)."""
     return any(buffer.shape[-1:] == head.weight.shape[:1] for buffer in model.buffers())
 
 
-def _test_head(model: PreTrainedModel) -> nn.Linear | None:
-    head = model.get_output_embeddings()
-    if type(head) not in _PLAIN_CLASSES:  # quantized, with an adapter, or the model's own class
-        return None
-    if _has_logits_buffer(model, head):
+def _test_head(model: PreTrainedModel) -> OutputHead | None:
+    head = _find_head(model)
+    if head is None:
         return None
     try:
         with evaluation_mode(model):
-            # With large values too: a bound (Gemma 2's tanh) hardly changes the small logits of an untrained model.
-            largest = 1e3 if head.weight.dtype == torch.float16 else 1e4  # the maximum of float16 is 65,504
-            return head if all(_is_linear_after(model, head, factor) for factor in (1.0, largest)) else None
+            # With large values too: a bound hardly changes the small logits of an untrained model.
+            factors = 1.0, 30.0, 1e3 if head.linear.weight.dtype == torch.float16 else 1e4  # float16 ends at 65,504
+            return head if all(_is_linear_after(model, head, factor) for factor in factors) else None
     except Exception:  # an architecture that needs other inputs or checks the logits' shape
         return None
 
 
-def _is_linear_after(model: PreTrainedModel, head: nn.Linear, factor: float) -> bool:
+def _is_linear_after(model: PreTrainedModel, head: OutputHead, factor: float) -> bool:
     """True if the head can be applied after everything else in the model, for hidden states scaled by `factor`.
 
     A scale after the head (Granite, Cohere) can move before it, unless the head has a bias, which is scaled as well.
     """
-    ids = torch.arange(3, 6, device=head.weight.device)[None] % head.weight.shape[0]
+    weight, bias = head.linear.weight, head.linear.bias
+    ids = torch.arange(3, 6, device=weight.device)[None] % weight.shape[0]
     batch = {"input_ids": ids} | ({"decoder_input_ids": ids} if model.config.is_encoder_decoder else {})
     inputs: list[torch.Tensor] = []
 
     def apply_scaled(hidden: torch.Tensor) -> torch.Tensor:
         inputs.append(hidden * factor)
-        return linear(inputs[-1], head.weight, head.bias)  # DTensors if the head is sharded
+        return linear(inputs[-1], weight, bias)  # DTensors if the head is sharded
 
-    with _replace_forward(head, apply_scaled):
+    with _replace_forward(head, apply_scaled, bounded=True):
         logits = model(**batch).logits
     with _replace_forward(head, lambda hidden: hidden * factor):
         hidden = model(**batch).logits
-    if hidden.shape != (*ids.shape, head.weight.shape[1]) or (
-        head.bias is not None and not hidden.equal(_full_tensor(inputs[0]))
+    if hidden.shape != (*ids.shape, weight.shape[1]) or (
+        bias is not None and not hidden.equal(_full_tensor(inputs[0]))
     ):
         return False
-    if type(head) is nn.Linear:
-        hidden = hidden.to(head.weight.dtype)
-    expected = _apply_head(head, hidden).to(logits.dtype)
+    if type(head.linear) is nn.Linear:
+        hidden = hidden.to(weight.dtype)
+    expected = bound(_apply_head(head.linear, hidden), head.soft_cap).to(logits.dtype)
     # A scale before the head causes one more rounding than a scale after it.
     relative, absolute = (1e-5, 1e-6) if logits.dtype == torch.float32 else (0.0, 4 * torch.finfo(logits.dtype).eps)
     return torch.allclose(expected, logits, rtol=relative, atol=absolute * float(logits.abs().max()))
@@ -109,9 +130,16 @@ def _full_tensor(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @contextmanager
-def _replace_forward(head: nn.Linear, forward: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
-    head.forward = forward  # type: ignore[method-assign,assignment]
+def _replace_forward(
+    head: OutputHead, forward: Callable[[torch.Tensor], torch.Tensor], *, bounded: bool = False
+) -> Iterator[None]:
+    """Replace the head's forward inside the block. The model bounds the result only if `bounded` is set."""
+    head.linear.forward = forward  # type: ignore[method-assign,assignment]
+    if head.soft_cap and not bounded:
+        vars(head.config)[_CAP_KEY] = None  # the config's own setter refuses None for some architectures
     try:
         yield
     finally:
-        del head.forward
+        del head.linear.forward
+        if head.soft_cap:
+            vars(head.config)[_CAP_KEY] = head.soft_cap

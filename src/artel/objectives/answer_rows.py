@@ -117,21 +117,16 @@ class AnswerSums(NamedTuple):
     counts: torch.Tensor
     """Number of tokens."""
     entropies: torch.Tensor
-    """0 if not computed."""
 
     @classmethod
     def from_log_probs(
-        cls, log_probs: torch.Tensor, entropies: torch.Tensor | None, answer_targets: torch.Tensor
+        cls, log_probs: torch.Tensor, entropies: torch.Tensor, answer_targets: torch.Tensor
     ) -> AnswerSums:
         """Sum numbers per token, (count,), by the `answer_targets` of `answer_tensors`."""
         import torch.nn.functional as F
 
-        padding = len(log_probs)
-        log_prob_sums = F.pad(log_probs, (0, 1))[answer_targets].sum(dim=-1)
-        entropy_sums = log_prob_sums.new_zeros(log_prob_sums.shape)
-        if entropies is not None:
-            entropy_sums = F.pad(entropies, (0, 1))[answer_targets].sum(dim=-1)
-        return cls(log_prob_sums, (answer_targets < padding).sum(dim=-1), entropy_sums)
+        sums = [F.pad(values, (0, 1))[answer_targets].sum(dim=-1) for values in (log_probs, entropies)]
+        return cls(sums[0], (answer_targets < len(log_probs)).sum(dim=-1), sums[1])
 
 
 @dataclass(frozen=True, slots=True)

@@ -218,9 +218,7 @@ class PreferenceOptimization(Objective):
 
     # The loss
 
-    def _answer_sums(
-        self, model: PreTrainedModel, batch: Batch, prefix: str = "", *, with_entropies: bool = False
-    ) -> AnswerSums:
+    def _answer_sums(self, model: PreTrainedModel, batch: Batch, prefix: str = "") -> AnswerSums:
         """Return sums over the tokens of each answer.
 
         `prefix`: prefix of the tensors' names; `_OTHER_ROWS` for the answers to other prompts.
@@ -233,9 +231,7 @@ class PreferenceOptimization(Objective):
         if "branches" in tensors:
             shared = (tensors[name] for name in ("documents", "branches", "positions"))
             inputs |= shared_prefix_inputs(model, *shared)
-        log_probs, entropies = target_log_probs(
-            model, inputs, tensors["targets"], tensors["target_positions"], with_entropies=with_entropies
-        )
+        log_probs, entropies = target_log_probs(model, inputs, tensors["targets"], tensors["target_positions"])
         return AnswerSums.from_log_probs(log_probs, entropies, tensors["answer_targets"])
 
     def loss(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
@@ -297,7 +293,7 @@ class PreferenceOptimization(Objective):
     def evaluate_batch(self, model: PreTrainedModel, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         import torch.nn.functional as F
 
-        answers = self._answer_sums(model, batch, with_entropies=True)
+        answers = self._answer_sums(model, batch)
         outputs = F.pad(answers.log_probs, (0, len(self.outputs) - answers.log_probs.shape[1]))
         return self._sums(answers, batch), outputs
 

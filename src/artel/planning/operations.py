@@ -147,7 +147,8 @@ class OperationRecorder(TorchDispatchMode):
             if name == "_grouped_mm":
                 flops, groups = _grouped_flops(matrices[0], matrices[1], out)
             else:
-                flops = int(flop_registry[packet](*args, **kwargs, out_val=out))
+                sizes = [value for value in args if not isinstance(value, torch.dtype)]  # addmm_flop refuses out_dtype
+                flops = int(flop_registry[packet](*sizes, **kwargs, out_val=out))
             num_bytes = traffic.bytes
             self.add(
                 Operation(MATMUL, label, dtype, layout, flops, num_bytes, num_matmuls=groups, is_backward=is_backward)
@@ -200,8 +201,10 @@ class _Traffic:
         if name in _EMPTY or not (created or mutated):
             return None
         inputs_read = inputs
-        if name in _OVERWRITES or "out" in kwargs:
+        if name in _OVERWRITES:
             inputs_read = [tensor for tensor in inputs if all(tensor is not other for other in mutated)]
+        elif "out" in kwargs:
+            inputs_read = [leaf for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor)]
         traffic_bytes = sum(map(_tensor_bytes, (*inputs_read, *created, *mutated)))
         if name in _LOOKUPS:
             traffic_bytes += sum(map(_tensor_bytes, created)) - _tensor_bytes(inputs[0])

@@ -28,7 +28,7 @@ _FILE = "hardware.json"
 _Size = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 _Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 _MEASUREMENTS = TypeAdapter(dict[int, dict[str, Annotated[list[tuple[_Size, _Seconds]], Field(min_length=1)]]])
-_VERSIONS = {"cpu": 4, "cuda": 3}
+_VERSIONS = {"cpu": 5, "cuda": 4}
 """Version of the set of measurements, by type of device."""
 
 FLASH_BACKWARD = "aten._scaled_dot_product_flash_attention_for_cpu_backward"

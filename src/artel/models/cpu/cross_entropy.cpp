@@ -1,4 +1,4 @@
-// Cross-entropy of rows of logits and its gradient, softmax minus target, in place; see cross_entropy.py.
+// Cross-entropy of rows of logits and its gradient, factor x (softmax minus target), in place; see cross_entropy.py.
 //
 // A row is read once and written once; in between it stays in the cache in float32. Also adds a transposed product to
 // the gradient of the output head.
@@ -19,18 +19,41 @@ constexpr int64_t BLOCK = 256;  // columns whose exponentials are summed in floa
 
 int64_t end_of(int64_t start, int64_t columns) { return start + BLOCK < columns ? start + BLOCK : columns; }
 
-// Copies a row to `scores` and its maximum to `best`. Returns the first column of the maximum.
+// Replaces each score by cap * tanh(score / cap), and writes the derivative to `slopes`.
+void bound(float* scores, float* slopes, int64_t count, float cap) {
+#pragma omp simd
+  for (int64_t at = 0; at < count; ++at) {
+    const float x = scores[at] / cap;
+    const float decay = exponential(-2.0f * std::fabs(x));
+    const float tanh = std::copysign((1.0f - decay) / (1.0f + decay), x);
+    scores[at] = cap * tanh;
+    slopes[at] = 1.0f - tanh * tanh;
+  }
+}
+
+// Copies a row to `scores`, bounded by `cap` if it is not 0. Writes the maximum to `best`, at least the lowest finite
+// number. Returns the first column of the maximum.
 template <typename Number>
-int64_t row_max(const Number* row, int64_t columns, float* scores, float& best) {
-  best = -std::numeric_limits<float>::infinity();
+int64_t load(const Number* row, int64_t columns, float cap, float* scores, float* slopes, float& best) {
+  best = std::numeric_limits<float>::lowest();
   int64_t argmax = 0;
   for (int64_t start = 0; start < columns; start += BLOCK) {
-    float block_max = -std::numeric_limits<float>::infinity();
+    const int64_t end = end_of(start, columns);
+    float block_max = best;
+    if (cap > 0) {
+#pragma omp simd
+      for (int64_t column = start; column < end; ++column) scores[column] = widen(row[column]);
+      bound(scores + start, slopes + start, end - start, cap);
 #pragma omp simd reduction(max : block_max)
-    for (int64_t column = start; column < end_of(start, columns); ++column) {
-      const float score = widen(row[column]);
-      scores[column] = score;
-      block_max = score > block_max ? score : block_max;
+      for (int64_t column = start; column < end; ++column)
+        block_max = scores[column] > block_max ? scores[column] : block_max;
+    } else {
+#pragma omp simd reduction(max : block_max)
+      for (int64_t column = start; column < end; ++column) {
+        const float score = widen(row[column]);
+        scores[column] = score;
+        block_max = score > block_max ? score : block_max;
+      }
     }
     if (block_max > best) {
       best = block_max;
@@ -41,49 +64,83 @@ int64_t row_max(const Number* row, int64_t columns, float* scores, float& best) 
   return argmax;
 }
 
-// Replaces each score by e^(score - best) and returns their sum.
-double exponentials(float* scores, int64_t columns, float best) {
-  double total = 0.0;
+struct Sums {
+  double exponentials = 0.0, weighted = 0.0;
+};
+
+// Replaces each score by e = exp(score - best). Returns the sums of e and of e * (score - best).
+Sums exponentials(float* scores, int64_t columns, float best) {
+  Sums sums;
   for (int64_t start = 0; start < columns; start += BLOCK) {
-    float block_sum = 0.0f;
-#pragma omp simd reduction(+ : block_sum)
+    float block_sum = 0.0f, block_weighted = 0.0f;
+#pragma omp simd reduction(+ : block_sum, block_weighted)
     for (int64_t column = start; column < end_of(start, columns); ++column) {
-      const float value = exponential(scores[column] - best);
+      const float distance = scores[column] - best;
+      const float value = exponential(distance);
       scores[column] = value;
       block_sum += value;
+      block_weighted += value * (distance < -1e4f ? -1e4f : distance);  // a score of -inf must give 0, not NaN
     }
-    total += block_sum;
+    sums.exponentials += block_sum;
+    sums.weighted += block_weighted;
   }
-  return total;
+  return sums;
 }
 
-// logits (count, columns), overwritten by the gradient; targets (count,), negative for none; losses and
-// guesses (count,). Each thread takes a range of rows.
+// logits (count, stride): the first `columns` belong to the ids from `first_id` on. With `reads` the statistics
+// (4, count) and guesses (count,) are computed; otherwise the first two statistics are given. With `writes` the gradient
+// replaces the logits. targets (count,), negative for none; factors (count,) or null. Each thread takes a range of rows.
 template <typename Number>
-void cross_entropy(Number* logits, const int64_t* targets, int64_t count, int64_t columns, int threads,
-                   float* losses, int64_t* guesses) {
+void cross_entropy(Number* logits, const int64_t* targets, const float* factors, float* statistics, int64_t* guesses,
+                   int64_t count, int64_t stride, int64_t columns, int64_t first_id, float cap, bool reads,
+                   bool writes, int threads) {
 #pragma omp parallel num_threads(threads)
   {
-    std::vector<float> buffer(columns);
+    std::vector<float> buffer(columns), slopes(cap > 0 ? columns : 0);
     float* const scores = buffer.data();
 #pragma omp for schedule(static)
     for (int64_t at = 0; at < count; ++at) {
-      Number* const row = logits + at * columns;
-      const int64_t target = targets[at];
-      float best;
-      guesses[at] = row_max(row, columns, scores, best);
-      losses[at] = 0.0f;
-      if (target < 0) {
+      Number* const row = logits + at * stride;
+      const int64_t target = targets[at] - first_id;
+      const bool is_local = targets[at] >= 0 && target >= 0 && target < columns;
+      const float factor = factors ? factors[at] : 1.0f;
+      if (!reads && (targets[at] < 0 || factor == 0.0f)) {
         std::memset(row, 0, columns * sizeof(Number));  // a number whose bits are all 0 is 0
         continue;
       }
-      const float score = scores[target];
-      const double total = exponentials(scores, columns, best);
-      losses[at] = float(std::log(total)) + (best - score);
-      const float factor = float(1.0 / total);
+      float best;
+      const int64_t argmax = load(row, columns, cap, scores, slopes.data(), best);
+      double total = statistics[count + at];
+      if (reads) {
+        guesses[at] = argmax;
+      } else {
+        best = statistics[at];
+      }
+      const float score = is_local ? scores[target] : 0.0f;
+      const Sums sums = exponentials(scores, columns, best);
+      if (reads) {
+        total = sums.exponentials;
+        statistics[at] = best;
+        statistics[count + at] = float(total);
+        statistics[2 * count + at] = score;
+        statistics[3 * count + at] = float(sums.weighted);
+      }
+      if (!writes) continue;
+      if (targets[at] < 0) {
+        std::memset(row, 0, columns * sizeof(Number));
+        continue;
+      }
+      const float scale = float(factor / total);
+      float at_target = is_local ? scores[target] * scale - factor : 0.0f;
+      if (cap > 0) {
+        if (is_local) at_target *= slopes[target];
 #pragma omp simd
-      for (int64_t column = 0; column < columns; ++column) narrow(scores[column] * factor, row[column]);
-      narrow(scores[target] * factor - 1.0f, row[target]);
+        for (int64_t column = 0; column < columns; ++column) narrow(scores[column] * scale * slopes[column], row[column]);
+      } else {
+#pragma omp simd
+        for (int64_t column = 0; column < columns; ++column) narrow(scores[column] * scale, row[column]);
+      }
+      if (is_local) narrow(at_target, row[target]);
     }
   }
 }
@@ -119,12 +176,16 @@ extern "C" void add_transposed_bfloat16(const BFloat16* product, int64_t rows, i
   add_transposed(product, rows, columns, overwrite != 0, threads, total);
 }
 
-extern "C" void cross_entropy_float32(float* logits, const int64_t* targets, int64_t count, int64_t columns,
-                                      int threads, float* losses, int64_t* guesses) {
-  cross_entropy(logits, targets, count, columns, threads, losses, guesses);
+extern "C" void cross_entropy_float32(float* logits, const int64_t* targets, const float* factors, float* statistics,
+                                      int64_t* guesses, int64_t count, int64_t stride, int64_t columns,
+                                      int64_t first_id, float cap, int reads, int writes, int threads) {
+  cross_entropy(logits, targets, factors, statistics, guesses, count, stride, columns, first_id, cap, reads != 0,
+                writes != 0, threads);
 }
 
-extern "C" void cross_entropy_bfloat16(BFloat16* logits, const int64_t* targets, int64_t count, int64_t columns,
-                                       int threads, float* losses, int64_t* guesses) {
-  cross_entropy(logits, targets, count, columns, threads, losses, guesses);
+extern "C" void cross_entropy_bfloat16(BFloat16* logits, const int64_t* targets, const float* factors, float* statistics,
+                                      int64_t* guesses, int64_t count, int64_t stride, int64_t columns,
+                                      int64_t first_id, float cap, int reads, int writes, int threads) {
+  cross_entropy(logits, targets, factors, statistics, guesses, count, stride, columns, first_id, cap, reads != 0,
+                writes != 0, threads);
 }

@@ -1,8 +1,7 @@
-"""Cross-entropy and its gradient on a CPU in one pass over memory, in C++ (cross_entropy.cpp).
+"""Cross-entropy of rows of logits on a CPU in one pass over memory, in C++ (cross_entropy.cpp).
 
-PyTorch's operators make seven passes over the logits, or two to three with torch.compile. This kernel reads each row
-once and overwrites it with its gradient (timings: benchmarks/NOTES.md). If the C++ cannot be built, PyTorch's operators
-compute the same (`cross_entropy_with_grad`).
+The kernel reads each row once and overwrites it with its gradient (timings: benchmarks/NOTES.md). If the C++ cannot be
+built, PyTorch's operators compute the same (`cross_entropy_rows.py`).
 """
 
 from __future__ import annotations
@@ -10,57 +9,60 @@ from __future__ import annotations
 import ctypes
 
 import torch
-from torch._C._profiler import _RecordFunctionFast
 
 from artel.models import IGNORED
 from artel.models.cpu.build import load_library, pointer
+from artel.models.cross_entropy_rows import define_row_operators
 
-_NAME = "artel::cpu_cross_entropy"
 _FUNCTIONS = {torch.float32: "cross_entropy_float32", torch.bfloat16: "cross_entropy_bfloat16"}
 
 
-def supports_logits(device: torch.device, dtype: torch.dtype) -> bool:
-    """True if `cpu_cross_entropy_with_grad` supports these logits. Builds the C++; warns once if that fails."""
-    return device.type == "cpu" and dtype in _FUNCTIONS and load_library("cross_entropy") is not None
+def supports_logits(device_type: str, dtype: torch.dtype) -> bool:
+    """True if `cpu_rows` supports these logits. Builds the C++; warns once if that fails."""
+    return device_type == "cpu" and dtype in _FUNCTIONS and load_library("cross_entropy") is not None
 
 
-def cpu_cross_entropy_with_grad(
-    logits: torch.Tensor, targets: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return (loss of each row in nats, most likely ids, gradient), like `cross_entropy_with_grad` without shards.
-
-    logits (count, vocabulary) are overwritten by the gradient; targets int64 (count,), or `IGNORED`. Raise IndexError
-    for targets out of range.
-    """
-    with _RecordFunctionFast(_NAME):
-        losses, guesses = _cross_entropy(logits, targets)
-    return losses, guesses, logits
-
-
-# An operator gives a trace without values its shapes. A profile of torch 2.14 does not show the names of custom ones.
-@torch.library.custom_op(_NAME, mutates_args={"logits"}, device_types="cpu")
-def _cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the loss of each row, float32, and its most likely id, int64 (count,). The gradient overwrites logits."""
-    smallest, largest = (int(bound) for bound in targets.aminmax()) if len(targets) else (0, 0)
-    if largest >= logits.shape[1] or (smallest < 0 and bool(((targets < 0) & (targets != IGNORED)).any())):
-        raise IndexError(f"targets from {smallest} to {largest} among {logits.shape[1]} ids")
+def _run(
+    logits: torch.Tensor,
+    targets: torch.Tensor,
+    factors: torch.Tensor | None,
+    statistics: torch.Tensor,
+    guesses: torch.Tensor,
+    columns: int,
+    first_id: int,
+    num_ids: int,
+    soft_cap: float,
+    *,
+    reads: bool,
+    writes: bool,
+) -> None:
     functions = load_library("cross_entropy")
     assert functions is not None
-    assert logits.is_contiguous()
-    targets = targets.contiguous()
-    losses, guesses = torch.empty(len(targets)), torch.empty(len(targets), dtype=torch.int64)
+    if reads:
+        _check_targets(targets, num_ids)
+    assert logits.stride(1) == 1
+    assert statistics.is_contiguous()
+    targets, factors = targets.contiguous(), None if factors is None else factors.contiguous()
     functions[_FUNCTIONS[logits.dtype]](
-        *map(pointer, (logits, targets)),
-        *(ctypes.c_int64(size) for size in logits.shape),
-        ctypes.c_int(torch.get_num_threads()),
-        *map(pointer, (losses, guesses)),
+        pointer(logits),
+        pointer(targets),
+        None if factors is None else pointer(factors),
+        pointer(statistics),
+        pointer(guesses),
+        *(ctypes.c_int64(size) for size in (len(logits), logits.stride(0), columns, first_id)),
+        ctypes.c_float(soft_cap),
+        *(ctypes.c_int(value) for value in (reads, writes, torch.get_num_threads())),
     )
-    return losses, guesses
 
 
-@_cross_entropy.register_fake
-def _(_: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    return targets.new_empty(len(targets), dtype=torch.float32), torch.empty_like(targets)
+def _check_targets(targets: torch.Tensor, vocabulary: int) -> None:
+    """Raise IndexError if a target is neither an id below `vocabulary` nor `IGNORED`."""
+    smallest, largest = (int(bound) for bound in targets.aminmax()) if len(targets) else (0, 0)
+    if largest >= vocabulary or (smallest < 0 and bool(((targets < 0) & (targets != IGNORED)).any())):
+        raise IndexError(f"targets from {smallest} to {largest} among {vocabulary} ids")
+
+
+cpu_rows = define_row_operators("cpu_cross_entropy", _run)
 
 
 def add_transposed_matmul(grad: torch.Tensor | None, grad_logits: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:

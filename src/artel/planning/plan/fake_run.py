@@ -116,7 +116,7 @@ def trace_steps(
         with (
             fake,
             live,
-            loss.use_chunk_size_of("cuda" if on_gpu else "cpu"),
+            loss.imitate_device("cuda" if on_gpu else "cpu"),
             cuda_autocast() if on_gpu else nullcontext(),
         ):
             live.set_kind(model.parameters(), WEIGHTS)

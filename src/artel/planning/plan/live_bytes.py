@@ -40,6 +40,7 @@ _KIND_OF_FILE = {
     "/artel/models/loss": LOSS,
     "/artel/models/cross_entropy": LOSS,
     "/artel/models/cpu/cross_entropy": LOSS,
+    "/artel/models/triton_cross_entropy": LOSS,
     "/artel/objectives/": LOSS,
     "/artel/training/optim/": OPTIMIZER,
     "/torch/distributed/fsdp/": COMMUNICATION,

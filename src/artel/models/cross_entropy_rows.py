@@ -1,0 +1,106 @@
+"""Softmax statistics and gradients of rows of logits: one interface, several implementations.
+
+A `RowFunction` computes cross-entropy for each row by itself. `cross_entropy.py` turns its statistics into losses, also
+for a vocabulary that is sharded over processes. Implementations: PyTorch's operators (`torch_rows`), C++ for CPUs
+(cpu/cross_entropy.py), and Triton for GPUs (triton_cross_entropy.py).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, cast
+
+import torch
+from torch._C._profiler import _RecordFunctionFast
+
+from artel.models import IGNORED
+
+
+class RowFunction(Protocol):
+    """Computes statistics of rows of logits (`reads`), or replaces the logits by their gradient (`writes`), or both."""
+
+    def __call__(
+        self,
+        logits: torch.Tensor,
+        targets: torch.Tensor,
+        factors: torch.Tensor | None,
+        statistics: torch.Tensor,
+        guesses: torch.Tensor,
+        columns: int,
+        first_id: int,
+        num_ids: int,
+        soft_cap: float,
+        *,
+        reads: bool,
+        writes: bool,
+    ) -> None:
+        """Fill `statistics` and `guesses`, or `logits` with factor * (softmax - target), or both, in that order.
+
+        logits (count, width): the first `columns` belong to the ids from `first_id` on, of `num_ids` on all processes;
+        all others are 0. targets int64 (count,), or `IGNORED`. factors float32 (count,); None for 1. `soft_cap` c
+        replaces each logit x by c * tanh(x / c), unless it is 0.
+
+        statistics float32 (4, count): the maximum of each row; the sum of exp(d) with d = logit - maximum; the logit of
+        the target, 0 if another process has it, NaN if it is no id; the sum of d * exp(d). guesses int64 (count,): the
+        column of the maximum. With `writes` alone, the first two statistics are inputs.
+        """
+
+
+def define_row_operators(name: str, run: RowFunction) -> RowFunction:
+    """Wrap `run` in PyTorch operators, artel::`name` and two more. FakeTensors get their shapes from operators."""
+    operators = {}
+    for suffix, reads, writes in (("", True, True), ("_statistics", True, False), ("_grad", False, True)):
+        mutated = ["logits"] * writes + ["statistics", "guesses"] * reads
+        operator = torch.library.custom_op(f"artel::{name}{suffix}", run, mutates_args=mutated)
+        operator.register_fake(lambda *_, **__: None)
+        operators[reads, writes] = operator
+
+    def run_operator(*arguments: Any, **kinds: bool) -> None:
+        # A profile of torch 2.14 does not show the names of custom operators.
+        with _RecordFunctionFast(f"artel::{name}"):
+            operators[kinds["reads"], kinds["writes"]](*arguments, **kinds)
+
+    return cast(RowFunction, run_operator)
+
+
+def bound(logits: torch.Tensor, soft_cap: float) -> torch.Tensor:
+    """Return c * tanh(logits / c) for a `soft_cap` c, or the logits for 0."""
+    return soft_cap * torch.tanh(logits / soft_cap) if soft_cap else logits
+
+
+def torch_rows(
+    logits: torch.Tensor,
+    targets: torch.Tensor,
+    factors: torch.Tensor | None,
+    statistics: torch.Tensor,
+    guesses: torch.Tensor,
+    columns: int,
+    first_id: int,
+    num_ids: int,
+    soft_cap: float,
+    *,
+    reads: bool,
+    writes: bool,
+) -> None:
+    """Compute rows with PyTorch's operators, on any device. They pass over memory about ten times."""
+    scores = bound(logits[:, :columns].float(), soft_cap)
+    local = targets - first_id
+    is_local = (targets >= 0) & (local >= 0) & (local < columns)
+    target_columns = local.clamp(0, columns - 1)[:, None]
+    if reads:
+        maxima, guesses[:] = scores.max(dim=1)
+        statistics[0] = maxima.clamp(min=torch.finfo(torch.float32).min)
+        is_id = (targets == IGNORED) | ((targets >= 0) & (targets < num_ids))
+        statistics[2] = scores.gather(1, target_columns)[:, 0].where(is_local, 0.0).where(is_id, torch.nan)
+    distances = scores - statistics[0][:, None]
+    exponentials = distances.exp()
+    if reads:
+        statistics[1] = exponentials.sum(dim=1)
+        # A logit of -inf must give 0, not NaN.
+        statistics[3] = torch.linalg.vecdot(exponentials, distances.clamp_(min=-1e4))
+    if writes:
+        factors = (targets != IGNORED).float() if factors is None else factors.where(targets != IGNORED, 0.0)
+        grad = exponentials.mul_((factors / statistics[1])[:, None])
+        grad.scatter_add_(1, target_columns, -factors.where(is_local, 0.0)[:, None])
+        if soft_cap:
+            grad.mul_(1 - (scores / soft_cap).square_())
+        logits[:, :columns] = grad
