@@ -102,6 +102,7 @@ def build_model(request: ModelRequest, tokenizer: Tokenizer, *, on_meta: bool = 
         check_positions(built.model, request.block)
     built.notes += set_end_tokens(built.model, request, tokenizer)
     make_reproducible(built.model)
+    skip_padding_checks(built.model)
     _choose_trainable(built, request)
     if not on_meta and built.weights is not None:
         _load_weights(built)
@@ -224,6 +225,17 @@ def make_reproducible(model: PreTrainedModel) -> None:
     for module in _find_attention_setters(model):
         module.set_attention_type = partial(_set_attention_type, module.set_attention_type)
         module.register_forward_pre_hook(partial(_reset_attention_type, module.attention_type))
+
+
+def skip_padding_checks(model: PreTrainedModel) -> None:
+    """Skip transformers' warning about padding without a mask: it reads token ids, so each forward pass would wait."""
+    for module in model.modules():
+        if isinstance(module, PreTrainedModel):
+            module.warn_if_padding_and_no_attention_mask = _ignore
+
+
+def _ignore(*_: object, **__: object) -> None:
+    pass
 
 
 def _draw_seed(layer: nn.Module, name: str) -> None:
