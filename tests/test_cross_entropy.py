@@ -105,9 +105,9 @@ def test_losses_gradients_and_entropies_are_those_of_float64(rows, count, vocabu
     logits, targets = F.pad(logits[:count], (0, 3)), targets[:count]
     expected = exact(logits[:, :vocabulary], targets)
     unchanged = logits.clone()
-    without_grad = cross_entropy_(unchanged, targets, rows=rows, vocabulary=vocabulary, needs_grad=False)
+    without_grad = cross_entropy_(unchanged, targets, compute=rows, vocabulary=vocabulary, needs_grad=False)
     assert torch.equal(unchanged, logits)
-    actual = cross_entropy_(logits, targets, rows=rows, vocabulary=vocabulary)
+    actual = cross_entropy_(logits, targets, compute=rows, vocabulary=vocabulary)
     assert all(map(torch.equal, actual, without_grad))
     assert_exact(actual, logits[:, :vocabulary], expected, dtype)
     assert not logits[:, vocabulary:].any()
@@ -131,7 +131,7 @@ def test_factors_bounds_and_shards_are_those_of_float64(
     factors = torch.randn(count, generator=random)
     expected = exact(logits, targets, factors, soft_cap)
     copy = logits.clone()
-    arguments = {"rows": rows, "factors": factors, "soft_cap": soft_cap}
+    arguments = {"compute": rows, "factors": factors, "soft_cap": soft_cap}
     assert_exact(cross_entropy_(copy, targets, vocabulary=vocabulary, **arguments), copy, expected, torch.float32)
 
     class BothShards:
@@ -179,7 +179,7 @@ def test_it_is_as_exact_as_float32_allows():
     logits, targets = some(12, 50_257, torch.float32)
     targets.clamp_(min=0)
     losses, grad, _, _ = exact(logits, targets)
-    actual = cross_entropy_(logits, targets, rows=cpu_rows, vocabulary=50_257)
+    actual = cross_entropy_(logits, targets, compute=cpu_rows, vocabulary=50_257)
     torch.testing.assert_close(actual.losses.double().sum(), losses.sum(), rtol=2e-7, atol=0)
     torch.testing.assert_close(logits.double(), grad, rtol=2e-6, atol=1e-30)
 
@@ -190,7 +190,7 @@ def test_a_loss_that_is_not_finite_stays_so(rows, dtype):
     logits[1, 3], logits[2, 299], logits[3], logits[4, :5] = torch.nan, torch.inf, -torch.inf, -torch.inf
     for row in range(7):
         grad = logits[row : row + 1].clone()
-        actual = cross_entropy_(grad, torch.tensor([9]), rows=rows, vocabulary=300)
+        actual = cross_entropy_(grad, torch.tensor([9]), compute=rows, vocabulary=300)
         assert bool(actual.losses.isfinite()) == (row not in (1, 2, 3))
         assert bool(grad.isfinite().all()) == (row not in (1, 2, 3))
         assert 0 <= int(actual.guesses) < 300
@@ -221,9 +221,9 @@ def test_targets_that_are_no_ids_are_refused(rows, wrong):
     targets = torch.tensor([1, wrong, IGNORED])
     if rows is cpu_rows:
         with pytest.raises(IndexError, match="among 9 ids"):
-            cross_entropy_(torch.randn(3, 9), targets, rows=rows, vocabulary=9)
+            cross_entropy_(torch.randn(3, 9), targets, compute=rows, vocabulary=9)
     else:
-        losses = cross_entropy_(torch.randn(3, 9), targets, rows=rows, vocabulary=9).losses
+        losses = cross_entropy_(torch.randn(3, 9), targets, compute=rows, vocabulary=9).losses
         assert losses.isnan().tolist() == [False, True, False]
 
 
@@ -235,8 +235,7 @@ def test_the_operators_declare_what_they_write():
     for name, reads, writes in (("", True, True), ("_statistics", True, False), ("_grad", False, True)):
         for device in ("cpu", "gpu"):
             operator = getattr(torch.ops.artel, f"{device}_cross_entropy{name}").default
-            kinds = {"reads": reads, "writes": writes}
-            torch.library.opcheck(operator, arguments, kinds, test_utils="test_schema")
+            torch.library.opcheck(operator, (*arguments, reads, writes), test_utils="test_schema")
     product = torch.randn(6, 40).bfloat16()
     torch.library.opcheck(cpu._add_transposed, (torch.zeros(40, 6), product, False), test_utils="test_schema")
 
@@ -254,7 +253,7 @@ def test_each_device_has_its_implementation():
 def test_without_values_the_shapes_are_known():
     with FakeTensorMode():
         losses = cross_entropy_(
-            torch.empty(5, 9), torch.empty(5, dtype=torch.int64), rows=triton_cross_entropy.triton_rows, vocabulary=9
+            torch.empty(5, 9), torch.empty(5, dtype=torch.int64), compute=triton_cross_entropy.triton_rows, vocabulary=9
         )
         assert losses.losses.shape == losses.entropies.shape == losses.guesses.shape == (5,)
 

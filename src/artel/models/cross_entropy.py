@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 from artel.integers import ceil_div
 from artel.models import IGNORED
 from artel.models.cpu.cross_entropy import cpu_rows, supports_logits
-from artel.models.cross_entropy_rows import RowFunction, torch_rows
+from artel.models.cross_entropy_rows import RowFunction, Rows, torch_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ def cross_entropy_(
     logits: torch.Tensor,
     targets: torch.Tensor,
     *,
-    rows: RowFunction,
+    compute: RowFunction,
     vocabulary: int,
     shard: VocabularyShard | None = None,
     factors: torch.Tensor | None = None,
@@ -116,12 +116,12 @@ def cross_entropy_(
     first_id, num_ids = (0, vocabulary) if shard is None else (shard.first_id, shard.vocabulary)
     statistics = torch.empty(4, len(targets), device=logits.device)
     guesses = torch.empty_like(targets)
-    arguments = targets, factors, statistics, guesses, vocabulary, first_id, num_ids, soft_cap
-    rows(logits, *arguments, reads=True, writes=needs_grad and shard is None)
+    rows = Rows(logits, targets, factors, statistics, guesses, vocabulary, first_id, num_ids, soft_cap)
+    compute(rows, reads=True, writes=needs_grad and shard is None)
     if shard is not None:
         statistics[:], guesses = shard.combine(statistics, guesses)
         if needs_grad:
-            rows(logits, *arguments, reads=False, writes=True)
+            compute(rows, reads=False, writes=True)
     maxima, exp_sums, at_target, weighted_sums = statistics
     log_sums = exp_sums.log()
     losses = (maxima - at_target + log_sums).where(targets != IGNORED, 0.0)

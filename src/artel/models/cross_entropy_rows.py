@@ -7,7 +7,7 @@ for a vocabulary that is sharded over processes. Implementations: PyTorch's oper
 
 from __future__ import annotations
 
-from typing import Any, Protocol, cast
+from typing import NamedTuple, Protocol
 
 import torch
 from torch._C._profiler import _RecordFunctionFast
@@ -15,11 +15,42 @@ from torch._C._profiler import _RecordFunctionFast
 from artel.models import IGNORED
 
 
-class RowFunction(Protocol):
-    """Computes statistics of rows of logits (`reads`), or replaces the logits by their gradient (`writes`), or both."""
+class Rows(NamedTuple):
+    """Rows of logits, and what is computed from them."""
 
-    def __call__(
-        self,
+    logits: torch.Tensor
+    """(count, width). The first `columns` belong to the ids from `first_id` on; all others are 0."""
+    targets: torch.Tensor
+    """Ids of all processes, int64 (count,), or `IGNORED`."""
+    factors: torch.Tensor | None
+    """float32 (count,): multiply the losses before they are summed; None for 1."""
+    statistics: torch.Tensor
+    """float32 (4, count): the maximum of each row; the sum of exp(d) with d = logit - maximum; the logit of the target,
+    0 if another process has it, NaN if it is no id; the sum of d * exp(d)."""
+    guesses: torch.Tensor
+    """int64 (count,): the column of the maximum."""
+    columns: int
+    first_id: int
+    num_ids: int
+    """Number of ids of all processes."""
+    soft_cap: float
+    """c of c * tanh(x / c), which bounds each logit x; 0 for none."""
+
+
+class RowFunction(Protocol):
+    """Computes cross-entropy of rows."""
+
+    def __call__(self, rows: Rows, *, reads: bool, writes: bool) -> None:
+        """With `reads` fill `statistics` and `guesses`. With `writes` replace the logits by the gradient of the loss.
+
+        With `writes` alone, the first two statistics are inputs.
+        """
+
+
+def define_row_operators(name: str, compute: RowFunction) -> RowFunction:
+    """Wrap `compute` in PyTorch operators, artel::`name` and two more. FakeTensors get their shapes from operators."""
+
+    def run(
         logits: torch.Tensor,
         targets: torch.Tensor,
         factors: torch.Tensor | None,
@@ -29,37 +60,24 @@ class RowFunction(Protocol):
         first_id: int,
         num_ids: int,
         soft_cap: float,
-        *,
         reads: bool,
         writes: bool,
     ) -> None:
-        """Fill `statistics` and `guesses`, or `logits` with factor * (softmax - target), or both, in that order.
+        rows = Rows(logits, targets, factors, statistics, guesses, columns, first_id, num_ids, soft_cap)
+        compute(rows, reads=reads, writes=writes)
 
-        logits (count, width): the first `columns` belong to the ids from `first_id` on, of `num_ids` on all processes;
-        all others are 0. targets int64 (count,), or `IGNORED`. factors float32 (count,); None for 1. `soft_cap` c
-        replaces each logit x by c * tanh(x / c), unless it is 0.
-
-        statistics float32 (4, count): the maximum of each row; the sum of exp(d) with d = logit - maximum; the logit of
-        the target, 0 if another process has it, NaN if it is no id; the sum of d * exp(d). guesses int64 (count,): the
-        column of the maximum. With `writes` alone, the first two statistics are inputs.
-        """
-
-
-def define_row_operators(name: str, run: RowFunction) -> RowFunction:
-    """Wrap `run` in PyTorch operators, artel::`name` and two more. FakeTensors get their shapes from operators."""
     operators = {}
     for suffix, reads, writes in (("", True, True), ("_statistics", True, False), ("_grad", False, True)):
         mutated = ["logits"] * writes + ["statistics", "guesses"] * reads
-        operator = torch.library.custom_op(f"artel::{name}{suffix}", run, mutates_args=mutated)
-        operator.register_fake(lambda *_, **__: None)
-        operators[reads, writes] = operator
+        operators[reads, writes] = torch.library.custom_op(f"artel::{name}{suffix}", run, mutates_args=mutated)
+        operators[reads, writes].register_fake(lambda *_: None)
 
-    def run_operator(*arguments: Any, **kinds: bool) -> None:
+    def run_operator(rows: Rows, *, reads: bool, writes: bool) -> None:
         # A profile of torch 2.14 does not show the names of custom operators.
         with _RecordFunctionFast(f"artel::{name}"):
-            operators[kinds["reads"], kinds["writes"]](*arguments, **kinds)
+            operators[reads, writes](*rows, reads, writes)
 
-    return cast(RowFunction, run_operator)
+    return run_operator
 
 
 def bound(logits: torch.Tensor, soft_cap: float) -> torch.Tensor:
@@ -67,21 +85,9 @@ def bound(logits: torch.Tensor, soft_cap: float) -> torch.Tensor:
     return soft_cap * torch.tanh(logits / soft_cap) if soft_cap else logits
 
 
-def torch_rows(
-    logits: torch.Tensor,
-    targets: torch.Tensor,
-    factors: torch.Tensor | None,
-    statistics: torch.Tensor,
-    guesses: torch.Tensor,
-    columns: int,
-    first_id: int,
-    num_ids: int,
-    soft_cap: float,
-    *,
-    reads: bool,
-    writes: bool,
-) -> None:
+def torch_rows(rows: Rows, *, reads: bool, writes: bool) -> None:
     """Compute rows with PyTorch's operators, on any device. They pass over memory about ten times."""
+    logits, targets, factors, statistics, guesses, columns, first_id, num_ids, soft_cap = rows
     scores = bound(logits[:, :columns].float(), soft_cap)
     local = targets - first_id
     is_local = (targets >= 0) & (local >= 0) & (local < columns)

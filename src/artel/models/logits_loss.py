@@ -154,9 +154,8 @@ def target_log_probs(
     with profiler_range("artel: loss"):
         if head is None:
             logits = outputs.float() / temperature
-            rows = row_function(logits.device.type, logits.dtype)
-            vocabulary = logits.shape[1]
-            losses = cross_entropy_(logits.detach(), targets, rows=rows, vocabulary=vocabulary, needs_grad=False)
+            compute, vocabulary = row_function(logits.device.type, logits.dtype), logits.shape[1]
+            losses = cross_entropy_(logits.detach(), targets, compute=compute, vocabulary=vocabulary, needs_grad=False)
             return -F.cross_entropy(logits, targets, reduction="none"), losses.entropies
         bias: torch.Tensor | None = head.linear.bias
         if temperature != 1:  # of hidden states, bias and bound, which is the same and needs no logits

@@ -193,11 +193,13 @@ class ChunkedHead:
         columns = rows if self._shard is None else self._shard.max_ids
         row_bytes = settings.dtype.itemsize * columns
         self._chunk_length = max(128, settings.chunk_bytes // row_bytes // self._row_multiple * self._row_multiple)
-        self._rows = row_function(device_type, settings.dtype)
+        self._row_function = row_function(device_type, settings.dtype)
         self._add_matmul = _add_matmul
         if device_type == "cuda" and settings.dtype != torch.float32:
             self._add_matmul = _add_float32_matmul
-        elif settings.dtype == torch.bfloat16 and self._rows is cpu_rows and hidden.shape[1] <= self._vocabulary:
+        elif (
+            settings.dtype == torch.bfloat16 and self._row_function is cpu_rows and hidden.shape[1] <= self._vocabulary
+        ):
             self._add_matmul = add_transposed_matmul
 
     def chunks(self) -> Iterator[slice]:
@@ -224,7 +226,7 @@ class ChunkedHead:
         losses = cross_entropy_(
             logits,
             targets,
-            rows=self._rows,
+            compute=self._row_function,
             vocabulary=self._vocabulary,
             shard=self._shard,
             factors=factors,

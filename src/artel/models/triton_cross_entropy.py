@@ -7,11 +7,10 @@ program has a row. Its lanes keep their own maximum and sums, which are reduced 
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 
-from artel.models.cross_entropy_rows import define_row_operators
+from artel.models.cross_entropy_rows import Rows, define_row_operators
 
 _LANES, _WARPS = 512, 16
 _WIDTH: tl.constexpr = tl.constexpr(8)  # columns of a lane at a time: 16 bytes of bf16
@@ -110,38 +109,26 @@ def _row_kernel(  # type: ignore[no-untyped-def]
             tl.store(logits + start + offsets, grad.to(logits.dtype.element_ty), mask=start + offsets < width)
 
 
-def _run(
-    logits: torch.Tensor,
-    targets: torch.Tensor,
-    factors: torch.Tensor | None,
-    statistics: torch.Tensor,
-    guesses: torch.Tensor,
-    columns: int,
-    first_id: int,
-    num_ids: int,
-    soft_cap: float,
-    *,
-    reads: bool,
-    writes: bool,
-) -> None:
+def _compute(rows: Rows, *, reads: bool, writes: bool) -> None:
+    logits, targets, factors = rows.logits, rows.targets, rows.factors
     if not len(logits):
         return
     assert logits.stride(1) == 1
-    assert statistics.is_contiguous()
+    assert rows.statistics.is_contiguous()
     _row_kernel[(len(logits),)](
         logits,
         logits.stride(0),
         targets.contiguous(),
         targets if factors is None else factors.contiguous(),
-        statistics,
-        guesses,
-        columns,
+        rows.statistics,
+        rows.guesses,
+        rows.columns,
         logits.shape[1],
-        first_id,
-        num_ids,
-        soft_cap,
+        rows.first_id,
+        rows.num_ids,
+        rows.soft_cap,
         HAS_FACTORS=factors is not None,
-        HAS_CAP=soft_cap != 0,
+        HAS_CAP=rows.soft_cap != 0,
         READS=reads,
         WRITES=writes,
         LANES=_LANES,
@@ -149,4 +136,4 @@ def _run(
     )
 
 
-triton_rows = define_row_operators("gpu_cross_entropy", _run)
+triton_rows = define_row_operators("gpu_cross_entropy", _compute)

@@ -12,7 +12,7 @@ import torch
 
 from artel.models import IGNORED
 from artel.models.cpu.build import load_library, pointer
-from artel.models.cross_entropy_rows import define_row_operators
+from artel.models.cross_entropy_rows import Rows, define_row_operators
 
 _FUNCTIONS = {torch.float32: "cross_entropy_float32", torch.bfloat16: "cross_entropy_bfloat16"}
 
@@ -22,35 +22,23 @@ def supports_logits(device_type: str, dtype: torch.dtype) -> bool:
     return device_type == "cpu" and dtype in _FUNCTIONS and load_library("cross_entropy") is not None
 
 
-def _run(
-    logits: torch.Tensor,
-    targets: torch.Tensor,
-    factors: torch.Tensor | None,
-    statistics: torch.Tensor,
-    guesses: torch.Tensor,
-    columns: int,
-    first_id: int,
-    num_ids: int,
-    soft_cap: float,
-    *,
-    reads: bool,
-    writes: bool,
-) -> None:
+def _compute(rows: Rows, *, reads: bool, writes: bool) -> None:
     functions = load_library("cross_entropy")
     assert functions is not None
+    logits, factors = rows.logits, rows.factors
     if reads:
-        _check_targets(targets, num_ids)
+        _check_targets(rows.targets, rows.num_ids)
     assert logits.stride(1) == 1
-    assert statistics.is_contiguous()
-    targets, factors = targets.contiguous(), None if factors is None else factors.contiguous()
+    assert rows.statistics.is_contiguous()
+    targets, factors = rows.targets.contiguous(), None if factors is None else factors.contiguous()
     functions[_FUNCTIONS[logits.dtype]](
         pointer(logits),
         pointer(targets),
         None if factors is None else pointer(factors),
-        pointer(statistics),
-        pointer(guesses),
-        *(ctypes.c_int64(size) for size in (len(logits), logits.stride(0), columns, first_id)),
-        ctypes.c_float(soft_cap),
+        pointer(rows.statistics),
+        pointer(rows.guesses),
+        *(ctypes.c_int64(size) for size in (len(logits), logits.stride(0), rows.columns, rows.first_id)),
+        ctypes.c_float(rows.soft_cap),
         *(ctypes.c_int(value) for value in (reads, writes, torch.get_num_threads())),
     )
 
@@ -62,7 +50,7 @@ def _check_targets(targets: torch.Tensor, vocabulary: int) -> None:
         raise IndexError(f"targets from {smallest} to {largest} among {vocabulary} ids")
 
 
-cpu_rows = define_row_operators("cpu_cross_entropy", _run)
+cpu_rows = define_row_operators("cpu_cross_entropy", _compute)
 
 
 def add_transposed_matmul(grad: torch.Tensor | None, grad_logits: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
