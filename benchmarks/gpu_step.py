@@ -2,7 +2,7 @@
 
     python benchmarks/gpu_step.py [NAME ...]
 
-Each case is traced as `artel plan` traces a run, with compiled layers in bf16 on an H200, and has one micro-batch a step.
+Each case is traced as `artel plan` traces a run: compiled layers, bf16, an H200, one micro-batch a step.
 `PYTHONPATH=OTHER/src` counts the steps of another version.
 """
 

@@ -133,6 +133,16 @@ def test_a_model_of_more_layers_from_two_shorter_ones() -> None:
     assert extrapolate({layer: 2, head: 1}, {layer: 4, head: 1}, factor=10) == {layer: 24, head: 1}
 
 
+def test_an_operation_on_all_layers_grows_with_them() -> None:
+    """As that of an optimizer, here of two groups of weights, beside one that comes once a layer."""
+
+    def adamw(size: int) -> Operation:
+        return Operation(MEMORY, "aten._fused_adamw_", bytes=size)
+
+    small, large = {adamw(110): 1, adamw(7): 1, adamw(2): 2}, {adamw(120): 1, adamw(8): 1, adamw(2): 3}
+    assert extrapolate(small, large, factor=5) == {adamw(170): 1, adamw(13): 1, adamw(2): 8}
+
+
 def test_rates_are_exact_where_they_were_measured_and_keep_between_and_beyond() -> None:
     rates = Rates(1, {"memory aten.add fp32": [(100, 1.0), (10_000, 25.0)]})
     key = "memory aten.add fp32"

@@ -161,11 +161,33 @@ def predict_step_time(
 
 
 def extrapolate(small: Mapping[Operation, int], large: Mapping[Operation, int], factor: float) -> dict[Operation, int]:
-    """Extrapolate operations linearly: `large` plus `factor` times the difference between `large` and `small`."""
-    counts = {
-        key: round(large.get(key, 0) + factor * (large.get(key, 0) - small.get(key, 0))) for key in {**small, **large}
-    }
-    return {operation: count for operation, count in counts.items() if count > 0}
+    """Extrapolate operations linearly: `large` plus `factor` times the difference between `large` and `small`.
+
+    An operation on all layers at once (an optimizer's) grows with them. The others become more.
+    """
+    added, replaced = Counter(large) - Counter(small), Counter(small) - Counter(large)
+    counts = Counter(large)
+    for old in replaced.elements():
+        larger = [new for new in added if _is_same_at_other_size(old, new) and new.bytes >= old.bytes]
+        if larger:
+            new = min(larger, key=lambda operation: operation.bytes)
+            flops, num_bytes, exponentials = (
+                round(end + factor * (end - start))
+                for start, end in (
+                    (old.flops, new.flops), (old.bytes, new.bytes), (old.exponentials, new.exponentials)
+                )
+            )  # fmt: skip
+            grown = replace(new, flops=flops, bytes=num_bytes, exponentials=exponentials)
+            added -= Counter([new])
+            counts += Counter([grown])
+            counts -= Counter([new])
+    for operation, count in added.items():
+        counts[operation] += round(factor * count)
+    return dict(counts)
+
+
+def _is_same_at_other_size(one: Operation, other: Operation) -> bool:
+    return one == replace(other, flops=one.flops, bytes=one.bytes, exponentials=one.exponentials)
 
 
 def forecast_run(
