@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.nn.attention.flex_attention import BlockMask
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
@@ -27,6 +29,7 @@ from transformers import (
 from artel.config import ModelConfig, RunConfig, TokenizerTraining
 from artel.errors import InputError
 from artel.models import IGNORED
+from artel.models.attention import block_mask
 from artel.models.attention_masks import allow_block_masks
 from artel.models.attention_switch import use_artel_attention
 from artel.models.document_mask import check_documents, document_inputs, document_problems
@@ -275,3 +278,35 @@ def test_a_model_that_fails_with_block_masks_gets_tensors():
     assert isinstance(document_inputs(model, **numbers, causal=True)["attention_mask"], BlockMask)
     check_documents(model, causal=True)
     assert isinstance(document_inputs(model, **numbers, causal=True)["attention_mask"], torch.Tensor)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(
+    ("length", "queries"), [(512, None), (700, None), (100, None), (640, (128, 384)), (700, (300, 700))]
+)
+def test_block_masks_from_bounds_are_those_of_all_pairs(length, queries, causal):
+    """Long documents fill blocks, short ones share them; queries may be a part of the sequence."""
+    random = torch.Generator().manual_seed(length)
+    documents = (torch.rand(3, length, generator=random) < torch.tensor([[0.0], [0.004], [0.1]])).cumsum(dim=1)
+    positions = torch.arange(*(queries or (length,)))
+    mask = block_mask(documents, positions, causal=causal)
+    expected = create_block_mask(mask.mask_mod, 3, None, len(positions), length, device="cpu")
+    assert mask.seq_lengths == expected.seq_lengths
+    for name in ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices", "q_num_blocks", "q_indices",
+                 "full_q_num_blocks", "full_q_indices"):  # fmt: skip
+        assert torch.equal(getattr(mask, name), getattr(expected, name)), name
+
+
+def test_a_block_mask_of_a_long_row_takes_little_memory():
+    """All pairs of 131,072 tokens would take 17 GB."""
+    sizes = []
+
+    class Sizes(TorchDispatchMode):
+        def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+            result = operator(*args, **(kwargs or {}))
+            sizes.extend(each.nbytes for each in tree_leaves(result) if isinstance(each, torch.Tensor))
+            return result
+
+    with Sizes():
+        block_mask(torch.arange(131_072)[None] // 5000, torch.arange(131_072), causal=True)
+    assert max(sizes) <= 2**24

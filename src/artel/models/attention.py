@@ -32,13 +32,15 @@ import torch
 import torch.nn.functional as F
 from torch.backends.cuda import SDPAParams, can_use_flash_attention
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from artel.models.cpu.attention import cpu_attention, is_supported, repeat_heads, supports_heads, supports_training
 from artel.models.cpu.attention_dropout import Padding, dropout_attention, padding_from_mask
 from artel.models.cpu.documents import document_attention
 
 _FLEX_GRAPHS = 64
+_MASK_BLOCK = 128
+"""Tokens of a block of FlexAttention's masks."""
 NAME = "artel"
 MASKED_NAME = "artel_masked"
 """The name with the masks of transformers, for encoders, whose rows may have padding."""
@@ -347,6 +349,9 @@ def block_mask(documents: torch.Tensor, positions: torch.Tensor, *, causal: bool
 
     documents int64 (rows, length): each token's document number. positions int64 (queries,): the positions of the
     queries in the sequence.
+
+    `create_block_mask` would evaluate each pair of tokens: 17 GB for 131,072 of them. Here the lowest and the highest
+    document number of each block decide whether two blocks can see each other.
     """
     all_positions = len(positions) == documents.shape[1]  # then the kernel needs no lookup
 
@@ -355,7 +360,37 @@ def block_mask(documents: torch.Tensor, positions: torch.Tensor, *, causal: bool
         same_document = documents[row, position] == documents[row, key]
         return same_document & (position >= key) if causal else same_document
 
-    rows, length = documents.shape
-    mask = create_block_mask(visible, rows, None, len(positions), length, device=documents.device)
+    first_key, last_key, key_padding = _block_bounds(torch.arange(documents.shape[1], device=documents.device))
+    first_query, last_query, query_padding = _block_bounds(positions)
+    low_key, high_key, _ = _block_bounds(documents)
+    low_query, high_query, _ = _block_bounds(documents[:, positions])
+    low_query, high_query = low_query[:, :, None], high_query[:, :, None]
+    low_key, high_key = low_key[:, None], high_key[:, None]
+    sees = (low_query <= high_key) & (low_key <= high_query)
+    sees_all = torch.minimum(low_query, low_key) == torch.maximum(high_query, high_key)
+    if causal:
+        sees = sees & (last_query[:, None] >= first_key)
+        sees_all = sees_all & (first_query[:, None] >= last_key)
+    if key_padding:
+        sees_all[:, :, -1] = False
+    if query_padding:
+        sees_all[:, -1] = False
+    blocks = (*_ordered_blocks(sees & ~sees_all), *_ordered_blocks(sees_all))
+    lengths = len(positions), documents.shape[1]
+    mask = BlockMask.from_kv_blocks(*blocks, BLOCK_SIZE=_MASK_BLOCK, mask_mod=visible, seq_lengths=lengths)
     mask.ndim = 4  # type: ignore[attr-defined]  # GPT-2 reads it to tell masks from padding
     return mask
+
+
+def _block_bounds(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Return the minimum and the maximum of each block of the last dimension, and how much the last block lacks."""
+    padding = -values.shape[-1] % _MASK_BLOCK
+    padded = torch.cat([values, values[..., -1:].expand(*values.shape[:-1], padding)], dim=-1)
+    blocks = padded.unflatten(-1, (-1, _MASK_BLOCK))
+    return blocks.amin(dim=-1), blocks.amax(dim=-1), padding
+
+
+def _ordered_blocks(sees: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return (number of visible key blocks, their indices first) of bool (rows, query blocks, key blocks), int32."""
+    indices = sees.int().argsort(dim=-1, descending=True, stable=True)
+    return sees.sum(dim=-1, dtype=torch.int32)[:, None], indices.int()[:, None].contiguous()
