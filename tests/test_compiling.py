@@ -39,11 +39,11 @@ def test_a_signal_while_layers_compile_ends_the_run_before_its_first_step(tmp_pa
     run = write_run(tmp_path / "run.yaml", train={"compile": "on"})
     environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor")}
     command = [sys.executable, "-m", "artel", "train", str(run)]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
-        compiled = tmp_path / "inductor"
-        wait_until(lambda: process.poll() is not None or any(compiled.rglob("*.cpp")))
+    log = tmp_path / "log"
+    with log.open("w") as stream, subprocess.Popen(command, stderr=stream, env=environment) as process:
+        wait_until(lambda: process.poll() is not None or "compiling the layers" in log.read_text())
         process.send_signal(signal.SIGTERM)
-        output = process.stderr.read()
+    output = log.read_text()
     assert process.returncode == 130
     assert "compiling the layers\nartel: stopped while compiling the layers\n    no checkpoint is written" in output
     assert not list(run.with_suffix("").glob("checkpoints/step-*"))
@@ -58,8 +58,11 @@ def test_layers_that_cannot_be_compiled_run_uncompiled_with_the_reason():
     ids = torch.randint(64, (2, 8))
     compile_layers(model, fixed=True)
 
+    steps = []
+
     def step():
         model_losses(model, {"input_ids": ids}, ids)[0].backward()
+        steps.append(model.transformer.h[0]._compiled_call_impl is not None)
 
     def fails_when_compiled():
         if model.transformer.h[0]._compiled_call_impl is not None:
@@ -68,6 +71,7 @@ def test_layers_that_cannot_be_compiled_run_uncompiled_with_the_reason():
 
     assert try_compiled(model, step, model.zero_grad) is None
     assert try_compiled(model, fails_when_compiled, model.zero_grad) == "no"
+    assert steps == [True, False]
 
 
 @pytest.mark.processes

@@ -14,6 +14,8 @@ from artel.errors import Interrupted
 from artel.models import IGNORED
 from artel.models.attention import AttentionOptions, attend, block_mask
 from artel.models.attention_switch import use_artel_attention
+from artel.models.cross_entropy import cross_entropy_, gpu_rows
+from artel.models.cross_entropy_rows import Rows
 from artel.models.document_mask import check_documents, obeys_shared_prefixes
 from artel.models.logits_loss import linear_log_probs
 from artel.models.loss import linear_cross_entropy
@@ -23,6 +25,8 @@ from artel.training import loop
 from support.messages import logged
 from support.objectives import OBJECTIVES, objective_run
 from support.runs import largest_difference, losses, merged, write_run
+from test_cross_entropy import assert_exact, some
+from test_cross_entropy import exact as exact_cross_entropy
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
 GPU, CPU = torch.device("cuda"), torch.device("cpu")
@@ -124,6 +128,26 @@ def test_the_loss_and_its_gradients_are_those_of_the_reference(precision, frozen
         each, _ = linear_log_probs(hidden, weight, None, targets.clamp(min=0), chunk_bytes=1)
     reference = -F.cross_entropy(logits, targets.clamp(min=0), reduction="none")
     assert relative(each, reference) < most
+
+
+@pytest.mark.parametrize("vocabulary", [50257, 1000, 7])
+@pytest.mark.parametrize("soft_cap", [0.0, 30.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_the_kernel_of_cross_entropy_is_exact(dtype, soft_cap, vocabulary):
+    """With factors, padding and ignored rows; then the gradient by the statistics alone, as of a shard."""
+    logits, targets = (each.to(GPU) for each in some(70, vocabulary, dtype))
+    factors = torch.randn(70, device=GPU)
+    expected = exact_cross_entropy(logits, targets, factors, soft_cap)
+    padded = F.pad(logits, (0, -vocabulary % 64))
+    statistics, guesses = torch.empty(4, 70, device=GPU), torch.empty_like(targets)
+    rows = Rows(padded.clone(), targets, factors, statistics, guesses, vocabulary, 0, vocabulary, soft_cap)
+    gpu_rows(rows, with_statistics=True, with_grad=False)
+    assert torch.equal(rows.logits, padded)
+    gpu_rows(rows, with_statistics=False, with_grad=True)
+    arguments = {"compute": gpu_rows, "vocabulary": vocabulary, "factors": factors, "soft_cap": soft_cap}
+    assert_exact(cross_entropy_(padded, targets, **arguments), padded[:, :vocabulary], expected, dtype)
+    assert torch.equal(rows.logits, padded)
+    assert not padded[:, vocabulary:].any()
 
 
 @pytest.mark.parametrize("compiled", [False, True])

@@ -245,3 +245,29 @@ def test_what_is_held_is_a_piece_of_the_logits():
     with Largest() as largest:
         losses.linear_cross_entropy(hidden, weight, None, torch.arange(4000), chunk_bytes=2**25)[0].backward()
     assert 2**24 < largest.bytes < 2**26
+
+
+def test_bounded_logits_can_be_divided_and_read_in_chunks():
+    """Gemma 2: the bound comes before the temperature, also for losses of logits, and the config keeps it."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(Gemma2Config(**GROUPED, head_dim=8, final_logit_softcapping=0.05)).eval()
+    ids = torch.randint(3, 101, (2, 20))
+    inputs, places, targets = {"input_ids": ids}, torch.arange(40), ids.flatten()
+    logits = model(**inputs).logits.flatten(0, 1)
+    expected = (logits / 0.5).log_softmax(dim=-1).gather(1, targets[:, None])[:, 0]
+    actual, _ = logits_loss.target_log_probs(model, inputs, targets, places, temperature=0.5)
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+    read = logits_loss.PositionLogits(model, inputs, places)
+    torch.testing.assert_close(torch.cat([read.read(chunk) for chunk in read.chunks()]), logits, rtol=1e-5, atol=1e-6)
+
+    def squares(chunk_logits, chunk):
+        return chunk_logits.square().sum()[None]
+
+    logits.square().sum().backward()
+    gradients = {name: each.grad.clone() for name, each in model.named_parameters() if each.grad is not None}
+    model.zero_grad()
+    logits_loss.loss_of_logits(model, inputs, places, squares, 1)[0].backward()
+    assert_gradients(model, gradients)
+    with pytest.raises(RuntimeError, match="Expected"), losses.hidden_states_as_logits(losses.output_head(model)):
+        model(input_ids=torch.ones(2, 3))  # ids that are no integers
+    assert model.config.final_logit_softcapping == 0.05

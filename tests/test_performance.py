@@ -134,7 +134,7 @@ def test_a_model_of_more_layers_from_two_shorter_ones() -> None:
 
 
 def test_an_operation_on_all_layers_grows_with_them() -> None:
-    """As that of an optimizer, here of two groups of weights, beside one that comes once a layer."""
+    """Like an optimizer's step, here of two groups of weights. Another operation runs once per layer."""
 
     def adamw(size: int) -> Operation:
         return Operation(MEMORY, "aten._fused_adamw_", bytes=size)

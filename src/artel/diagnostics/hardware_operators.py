@@ -28,7 +28,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from artel.models.attention import AttentionOptions, attend
 from artel.models.compile import compile_layers
 from artel.models.cross_entropy import row_function
-from artel.models.cross_entropy_rows import Rows
+from artel.models.cross_entropy_rows import Rows, torch_rows
 from artel.models.device import autocast_dtype, pick_precision
 from artel.parallel.tensor_styles import ColumnParallel, RowParallel
 from artel.planning.operations import DISPATCH, MEMORY, Operation, OperationRecorder
@@ -259,7 +259,9 @@ def _list_memory_operators(num_elements: int, sizes: Sizes, device: torch.device
     targets = torch.randint(vocabulary, (len(logits),), device=device)
     results = torch.empty(4, len(logits), device=device), torch.empty_like(targets)
     logit_rows = Rows(logits, targets, None, *results, columns=vocabulary, first_id=0, num_ids=vocabulary, soft_cap=0.0)
-    yield partial(row_function(device.type, logits.dtype), logit_rows, reads=True, writes=True)
+    compute = row_function(device.type, logits.dtype)
+    if compute is not torch_rows:  # which is not a single operator
+        yield partial(compute, logit_rows, with_statistics=True, with_grad=True)
 
 
 def _make_adamw_step(num_elements: int, device: torch.device) -> Call:

@@ -6,8 +6,9 @@ them and writes the gradient in their place: C++ on a CPU, Triton on a GPU. PyTo
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import warnings
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -18,7 +19,7 @@ from torch.distributed.tensor import DTensor
 from artel.integers import ceil_div
 from artel.models import IGNORED
 from artel.models.cpu.cross_entropy import cpu_rows, supports_logits
-from artel.models.cross_entropy_rows import RowFunction, Rows, torch_rows
+from artel.models.cross_entropy_rows import RowFunction, Rows, define_row_operators, torch_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,25 +50,15 @@ class VocabularyShard:
     def combine(self, statistics: torch.Tensor, columns: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the statistics of all ids, float32 (4, count), and the most likely ids, from those of each shard."""
         maxima, exp_sums, at_target, weighted_sums = statistics
-        best, ids = self._all_reduce_max(maxima, columns)
+        local = torch.stack([maxima, (columns + self.first_id).float()])  # exact up to 16 million ids
+        gathered = local.new_empty(self.size, *local.shape)
+        dist.all_gather(list(gathered), local, group=self.group)
+        best, process = gathered[:, 0].max(dim=0)
         shift = maxima - best
         factor = shift.exp()
-        sums = exp_sums * factor, at_target, (weighted_sums + shift * exp_sums) * factor
-        return torch.stack([best, *self._all_reduce_sum(*sums)]), ids
-
-    def _all_reduce_max(self, scores: torch.Tensor, columns: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the maxima over all processes and their ids, from local maxima, float32 (count,), and columns."""
-        local = torch.stack([scores, (columns + self.first_id).float()])  # exact up to 16 million ids
-        stacked = local.new_empty(self.size, *local.shape)
-        dist.all_gather(list(stacked), local, group=self.group)
-        best, process = stacked[:, 0].max(dim=0)
-        return best, stacked[:, 1].gather(0, process[None])[0].long()
-
-    def _all_reduce_sum(self, *tensors: torch.Tensor) -> Iterable[torch.Tensor]:
-        """Sum each tensor over the processes. All have the same shape."""
-        stacked = torch.stack(tensors)
-        dist.all_reduce(stacked, group=self.group)
-        return stacked
+        sums = torch.stack([exp_sums * factor, at_target, (weighted_sums + shift * exp_sums) * factor])
+        dist.all_reduce(sums, group=self.group)
+        return torch.cat([best[None], sums]), gathered[:, 1].gather(0, process[None])[0].long()
 
 
 class RowLosses(NamedTuple):
@@ -82,16 +73,37 @@ class RowLosses(NamedTuple):
 
 
 def row_function(device_type: str, dtype: torch.dtype) -> RowFunction:
-    """Return the fastest implementation for logits of this type on this type of device."""
+    """Return the fastest implementation for logits of this dtype on this type of device.
+
+    For a GPU it is Triton's without a test if this machine has none, to plan a run for another machine.
+    """
     if supports_logits(device_type, dtype):
         return cpu_rows
-    if device_type == "cuda":
-        try:
-            from artel.models.triton_cross_entropy import triton_rows
-        except ImportError:
-            return torch_rows
-        return triton_rows
+    if device_type == "cuda" and (not torch.cuda.is_available() or _triton_works()):
+        return gpu_rows
     return torch_rows
+
+
+def _compute_on_gpu(rows: Rows, *, with_statistics: bool, with_grad: bool) -> None:
+    from artel.models.triton_cross_entropy import launch  # PyTorch for CPUs comes without Triton
+
+    launch(rows, with_statistics=with_statistics, with_grad=with_grad)
+
+
+gpu_rows = define_row_operators("gpu_cross_entropy", _compute_on_gpu)
+
+
+@cache
+def _triton_works() -> bool:
+    """True if Triton can build and run the kernel, for which it needs a C compiler. Warn once if it cannot."""
+    try:
+        logits, targets = torch.zeros(1, 8, device="cuda"), torch.zeros(1, dtype=torch.int64, device="cuda")
+        cross_entropy_(logits, targets, compute=gpu_rows, vocabulary=8)
+    except Exception as error:  # Triton's and its compilers' own errors
+        reason = " ".join(str(error).split())[:300]
+        warnings.warn(f"Triton does not work, PyTorch's slower operators do the same: {reason}", stacklevel=2)
+        return False
+    return True
 
 
 def cross_entropy_(
@@ -107,7 +119,7 @@ def cross_entropy_(
 ) -> RowLosses:
     """Compute the cross-entropy of each row of logits, and replace the logits by their gradient.
 
-    logits (count, width): the first `vocabulary` columns are ids, with `shard` those of its ids; all others are 0. With
+    logits (count, width): the first `vocabulary` columns are ids, with `shard` its own; the rest is padding of 0. With
     `needs_grad` they are overwritten by the gradient of the sum of factor * loss. targets int64 (count,), or `IGNORED`.
     factors float32 (count,); None for 1. `soft_cap` c replaces each logit x by c * tanh(x / c), unless it is 0.
 
@@ -117,11 +129,11 @@ def cross_entropy_(
     statistics = torch.empty(4, len(targets), device=logits.device)
     guesses = torch.empty_like(targets)
     rows = Rows(logits, targets, factors, statistics, guesses, vocabulary, first_id, num_ids, soft_cap)
-    compute(rows, reads=True, writes=needs_grad and shard is None)
+    compute(rows, with_statistics=True, with_grad=needs_grad and shard is None)
     if shard is not None:
         statistics[:], guesses = shard.combine(statistics, guesses)
         if needs_grad:
-            compute(rows, reads=False, writes=True)
+            compute(rows, with_statistics=False, with_grad=True)
     maxima, exp_sums, at_target, weighted_sums = statistics
     log_sums = exp_sums.log()
     losses = (maxima - at_target + log_sums).where(targets != IGNORED, 0.0)

@@ -19,9 +19,9 @@ class Rows(NamedTuple):
     """Rows of logits, and what is computed from them."""
 
     logits: torch.Tensor
-    """(count, width). The first `columns` belong to the ids from `first_id` on; all others are 0."""
+    """(count, width). The first `columns` belong to the ids from `first_id` on; the rest is padding of 0."""
     targets: torch.Tensor
-    """Ids of all processes, int64 (count,), or `IGNORED`."""
+    """Ids of the full vocabulary, int64 (count,), or `IGNORED`."""
     factors: torch.Tensor | None
     """float32 (count,): multiply the losses before they are summed; None for 1."""
     statistics: torch.Tensor
@@ -32,7 +32,7 @@ class Rows(NamedTuple):
     columns: int
     first_id: int
     num_ids: int
-    """Number of ids of all processes."""
+    """Size of the full vocabulary."""
     soft_cap: float
     """c of c * tanh(x / c), which bounds each logit x; 0 for none."""
 
@@ -40,10 +40,10 @@ class Rows(NamedTuple):
 class RowFunction(Protocol):
     """Computes cross-entropy of rows."""
 
-    def __call__(self, rows: Rows, *, reads: bool, writes: bool) -> None:
-        """With `reads` fill `statistics` and `guesses`. With `writes` replace the logits by the gradient of the loss.
+    def __call__(self, rows: Rows, *, with_statistics: bool, with_grad: bool) -> None:
+        """Fill `statistics` and `guesses`, replace the logits by the gradient of the loss, or both in this order.
 
-        With `writes` alone, the first two statistics are inputs.
+        For the gradient alone, the first two statistics are inputs.
         """
 
 
@@ -60,22 +60,24 @@ def define_row_operators(name: str, compute: RowFunction) -> RowFunction:
         first_id: int,
         num_ids: int,
         soft_cap: float,
-        reads: bool,
-        writes: bool,
+        with_statistics: bool,
+        with_grad: bool,
     ) -> None:
         rows = Rows(logits, targets, factors, statistics, guesses, columns, first_id, num_ids, soft_cap)
-        compute(rows, reads=reads, writes=writes)
+        compute(rows, with_statistics=with_statistics, with_grad=with_grad)
 
     operators = {}
-    for suffix, reads, writes in (("", True, True), ("_statistics", True, False), ("_grad", False, True)):
-        mutated = ["logits"] * writes + ["statistics", "guesses"] * reads
-        operators[reads, writes] = torch.library.custom_op(f"artel::{name}{suffix}", run, mutates_args=mutated)
-        operators[reads, writes].register_fake(lambda *_: None)
+    for suffix, with_statistics, with_grad in (("", True, True), ("_statistics", True, False), ("_grad", False, True)):
+        mutated = ["logits"] * with_grad + ["statistics", "guesses"] * with_statistics
+        operators[with_statistics, with_grad] = torch.library.custom_op(
+            f"artel::{name}{suffix}", run, mutates_args=mutated
+        )
+        operators[with_statistics, with_grad].register_fake(lambda *_: None)
 
-    def run_operator(rows: Rows, *, reads: bool, writes: bool) -> None:
+    def run_operator(rows: Rows, *, with_statistics: bool, with_grad: bool) -> None:
         # A profile of torch 2.14 does not show the names of custom operators.
         with _RecordFunctionFast(f"artel::{name}"):
-            operators[reads, writes](*rows, reads, writes)
+            operators[with_statistics, with_grad](*rows, with_statistics, with_grad)
 
     return run_operator
 
@@ -85,28 +87,28 @@ def bound(logits: torch.Tensor, soft_cap: float) -> torch.Tensor:
     return soft_cap * torch.tanh(logits / soft_cap) if soft_cap else logits
 
 
-def torch_rows(rows: Rows, *, reads: bool, writes: bool) -> None:
+def torch_rows(rows: Rows, *, with_statistics: bool, with_grad: bool) -> None:
     """Compute rows with PyTorch's operators, on any device. They pass over memory about ten times."""
     logits, targets, factors, statistics, guesses, columns, first_id, num_ids, soft_cap = rows
     scores = bound(logits[:, :columns].float(), soft_cap)
     local = targets - first_id
-    is_local = (targets >= 0) & (local >= 0) & (local < columns)
+    is_local = (local >= 0) & (local < columns)
     target_columns = local.clamp(0, columns - 1)[:, None]
-    if reads:
+    if with_statistics:
         maxima, guesses[:] = scores.max(dim=1)
         statistics[0] = maxima.clamp(min=torch.finfo(torch.float32).min)
         is_id = (targets == IGNORED) | ((targets >= 0) & (targets < num_ids))
         statistics[2] = scores.gather(1, target_columns)[:, 0].where(is_local, 0.0).where(is_id, torch.nan)
     distances = scores - statistics[0][:, None]
     exponentials = distances.exp()
-    if reads:
+    if with_statistics:
         statistics[1] = exponentials.sum(dim=1)
         # A logit of -inf must give 0, not NaN.
         statistics[3] = torch.linalg.vecdot(exponentials, distances.clamp_(min=-1e4))
-    if writes:
+    if with_grad:
         factors = (targets != IGNORED).float() if factors is None else factors.where(targets != IGNORED, 0.0)
         grad = exponentials.mul_((factors / statistics[1])[:, None])
         grad.scatter_add_(1, target_columns, -factors.where(is_local, 0.0)[:, None])
         if soft_cap:
             grad.mul_(1 - (scores / soft_cap).square_())
-        logits[:, :columns] = grad
+        logits[:, :columns] = grad.masked_fill_((targets == IGNORED)[:, None], 0.0)  # also if a logit is not finite

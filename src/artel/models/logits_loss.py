@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from artel.models.cross_entropy import cross_entropy_, row_function
 from artel.models.cross_entropy_rows import bound
 from artel.models.forward_pass import profiler_range
-from artel.models.loss import ChunkedHead, HeadSettings, head_arguments
+from artel.models.loss import ChunkedHead, HeadSettings, device_type, head_arguments
 from artel.models.output_head import OutputHead, hidden_states_as_logits, output_head
 
 LogitsLoss = Callable[[torch.Tensor, slice], torch.Tensor]
@@ -81,7 +81,8 @@ def _run_at_positions(
     head = output_head(model)
     with hidden_states_as_logits(head):
         outputs = model(**inputs).logits
-    return outputs.flatten(0, 1).index_select(0, positions), head
+    # Positions may repeat, and on a GPU only the gradient of an index adds repeated rows in a fixed order.
+    return outputs.flatten(0, 1)[positions], head
 
 
 def _chunked_head_arguments(
@@ -95,7 +96,7 @@ def _chunked_head_arguments(
     )
     # A chunk has the float32 logits of all processes.
     num_shards = 1 if settings.shard is None else settings.shard.size
-    chunk_bytes = _CHUNK_BYTES.get(hidden.device.type, 2**24) * settings.dtype.itemsize // 4 // num_shards
+    chunk_bytes = _CHUNK_BYTES.get(device_type(hidden), 2**24) * settings.dtype.itemsize // 4 // num_shards
     return states, weight, bias, replace(settings, chunk_bytes=chunk_bytes)
 
 
@@ -154,11 +155,12 @@ def target_log_probs(
     with profiler_range("artel: loss"):
         if head is None:
             logits = outputs.float() / temperature
-            compute, vocabulary = row_function(logits.device.type, logits.dtype), logits.shape[1]
+            compute, vocabulary = row_function(device_type(logits), logits.dtype), logits.shape[1]
             losses = cross_entropy_(logits.detach(), targets, compute=compute, vocabulary=vocabulary, needs_grad=False)
             return -F.cross_entropy(logits, targets, reduction="none"), losses.entropies
         bias: torch.Tensor | None = head.linear.bias
-        if temperature != 1:  # of hidden states, bias and bound, which is the same and needs no logits
+        # Dividing hidden states, bias and bound is the same as dividing the logits.
+        if temperature != 1:
             outputs, bias = outputs / temperature, None if bias is None else bias / temperature
         soft_cap = head.soft_cap / temperature
         return linear_log_probs(outputs, head.linear.weight, bias, targets, soft_cap=soft_cap)
@@ -197,7 +199,8 @@ class _LinearLogProbs(torch.autograd.Function):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         needs_hidden, *head_needs = ctx.needs_input_grad[:3]
         ctx.computes_again = any(head_needs)
-        log_probs, entropies = torch.empty(2, len(targets), device=hidden.device)
+        log_probs = torch.empty(len(targets), device=hidden.device)
+        entropies = torch.empty_like(log_probs)
         with torch.autocast(hidden.device.type, enabled=False):
             head = ChunkedHead(hidden, weight, bias, settings, (needs_hidden and not ctx.computes_again, False, False))
             for chunk in head.chunks():

@@ -8,7 +8,7 @@ skipping positions without a target.
 `output_head.py` finds the head and tests whether the model can run without it.
 
 A head sharded by vocabulary (a DTensor) stays sharded: each process computes the logits of its own ids. Processes
-exchange three numbers per position and the gradient of the hidden states (Shoeybi et al. 2019, "Megatron-LM",
+exchange five numbers per position and the gradient of the hidden states (Shoeybi et al. 2019, "Megatron-LM",
 section 3).
 """
 
@@ -29,13 +29,14 @@ from artel.integers import ceil_div
 from artel.models import IGNORED, Choice
 from artel.models.cpu.cross_entropy import add_transposed_matmul, cpu_rows
 from artel.models.cross_entropy import RowLosses, VocabularyShard, cross_entropy_, row_function
+from artel.models.cross_entropy_rows import torch_rows
 from artel.models.device import autocast_is_on, row_multiple
 from artel.models.forward_pass import profiler_range
 from artel.models.output_head import hidden_states_as_logits, output_head
 
 # Bytes of logits in memory at a time. Each chunk adds to the gradient of the head, which moves 8 bytes a weight. On two
-# CPU cores chunks of 128 MB took 1.5 s and chunks of 8 MB 2.5 s (2,048 positions, 384 wide, 16,384 ids). A frozen head
-# has no gradient, and a quarter takes no longer (benchmarks/results.md).
+# CPU cores chunks of 128 MB took 1.5 s and chunks of 8 MB 2.5 s (float32, 2,048 positions, 384 wide, 16,384 ids). A
+# frozen head has no gradient, and a quarter takes no longer (benchmarks/results.md).
 _CHUNK_BYTES = {"cpu": 2**27, "cuda": 2**30}
 # On a GPU the head's rows are padded to a multiple of this if its matrix is copied to another precision anyway: with
 # GPT-2's 50,257 rows the matmuls would miss the tensor cores' fast path.
@@ -122,7 +123,7 @@ def head_arguments(
         bias = bias.to_local() if isinstance(bias, DTensor) else bias
     if not torch.is_grad_enabled():  # needs_input_grad only reflects requires_grad
         hidden, weight, bias = hidden.detach(), weight.detach(), None if bias is None else bias.detach()
-    default_bytes = _CHUNK_BYTES.get(_imitated_device or device, 2**27) // (1 if weight.requires_grad else 4)
+    default_bytes = _CHUNK_BYTES.get(device_type(hidden), 2**27) // (1 if weight.requires_grad else 4)
     settings = HeadSettings(dtype, shard, soft_cap, chunk_bytes or default_bytes)
     return hidden, weight, bias, targets, settings
 
@@ -175,12 +176,12 @@ class ChunkedHead:
     ) -> None:
         """`needs`: which gradients `add` computes (hidden, weight, bias)."""
         self.needs_grad = any(needs)
-        device, device_type = hidden.device, _imitated_device or hidden.device.type
-        self._num_positions, self._row_multiple = len(hidden), row_multiple(device_type, settings.dtype)
+        device, on_device = hidden.device, device_type(hidden)
+        self._num_positions, self._row_multiple = len(hidden), row_multiple(on_device, settings.dtype)
         self._vocabulary, self._shard, self._soft_cap = weight.shape[0], settings.shard, settings.soft_cap
         self._needs_hidden, self._needs_weight, self._needs_bias = needs
         self._dtypes = hidden.dtype, weight.dtype
-        self._matrix = _pad_rows(weight, settings.dtype, device_type)
+        self._matrix = _pad_rows(weight, settings.dtype, on_device)
         self._inputs = hidden.to(settings.dtype)
         if padding := -self._num_positions % self._row_multiple:
             self._inputs = F.pad(self._inputs, (0, 0, 0, padding))
@@ -191,11 +192,13 @@ class ChunkedHead:
         self._grad_bias = torch.zeros(rows, device=device) if self._needs_bias else None
         # All processes of a sharded vocabulary need the same chunks, and the last one may have fewer ids.
         columns = rows if self._shard is None else self._shard.max_ids
+        self._row_function = row_function(on_device, settings.dtype)
         row_bytes = settings.dtype.itemsize * columns
+        if self._row_function is torch_rows:  # its copies take several times as much as the logits
+            row_bytes *= 4
         self._chunk_length = max(128, settings.chunk_bytes // row_bytes // self._row_multiple * self._row_multiple)
-        self._row_function = row_function(device_type, settings.dtype)
         self._add_matmul = _add_matmul
-        if device_type == "cuda" and settings.dtype != torch.float32:
+        if on_device == "cuda" and settings.dtype != torch.float32:
             self._add_matmul = _add_float32_matmul
         elif (
             settings.dtype == torch.bfloat16 and self._row_function is cpu_rows and hidden.shape[1] <= self._vocabulary
@@ -294,9 +297,9 @@ def _add_float32_matmul(grad: torch.Tensor | None, grad_logits: torch.Tensor, in
     return torch.addmm(grad, grad_logits.T, inputs, out_dtype=torch.float32, out=grad)
 
 
-def _pad_rows(weight: torch.Tensor, dtype: torch.dtype, device_type: str) -> torch.Tensor:
+def _pad_rows(weight: torch.Tensor, dtype: torch.dtype, on_device: str) -> torch.Tensor:
     """Return the head's matrix in `dtype`, padded with rows of zeros if it has to be copied on a GPU anyway."""
-    if weight.dtype == dtype or device_type != "cuda":
+    if weight.dtype == dtype or on_device != "cuda":
         return weight.to(dtype)
     padding = -weight.shape[0] % _ROW_MULTIPLE
     return F.pad(weight.to(dtype), (0, 0, 0, padding)) if padding else weight.to(dtype)
@@ -307,6 +310,11 @@ def loss_choice(model: PreTrainedModel) -> Choice:
     if output_head(model) is None:
         return Choice("cross-entropy of all logits", f"{model.config.model_type} has no plain output head")
     return Choice("head and cross-entropy in one", "logits are held for some thousand positions at a time")
+
+
+def device_type(tensor: torch.Tensor) -> str:
+    """Return the type of the tensor's device, or of the one that is imitated."""
+    return _imitated_device or tensor.device.type
 
 
 @contextmanager

@@ -1,8 +1,8 @@
 """The output head of a model, if the loss can apply it instead of the model (`loss.py`).
 
 The head's forward is replaced by the identity, so the model's "logits" are its last hidden states. That is correct only
-if whatever follows the head could also precede it. Each model is tested once. A bound of the logits (Gemma 2's
-`final_logit_softcapping`) is switched off in the config meanwhile, and the loss applies it.
+if whatever follows the head could also precede it. Each model is tested once. While the head is replaced, a bound of
+the logits (Gemma 2's `final_logit_softcapping`) is off in the config; the loss applies it.
 """
 
 from __future__ import annotations
@@ -62,7 +62,10 @@ def hidden_states_as_logits(head: OutputHead | None) -> Iterator[None]:
 
 
 def _find_head(model: PreTrainedModel) -> OutputHead | None:
-    """Return the model's untested output head; None if it is quantized, has an adapter, or is a class of the model."""
+    """Return the model's output head, untested.
+
+    None if it is quantized, has an adapter or the model's own class, or if the model adds a buffer to the logits.
+    """
     linear = model.get_output_embeddings()
     if type(linear) not in _PLAIN_CLASSES or _has_logits_buffer(model, linear):
         return None
@@ -135,11 +138,13 @@ def _replace_forward(
 ) -> Iterator[None]:
     """Replace the head's forward inside the block. The model bounds the result only if `bounded` is set."""
     head.linear.forward = forward  # type: ignore[method-assign,assignment]
-    if head.soft_cap and not bounded:
-        vars(head.config)[_CAP_KEY] = None  # the config's own setter refuses None for some architectures
+    values = vars(head.config)  # the config's own setter refuses None for some architectures
+    soft_cap = values.get(_CAP_KEY)
+    if not bounded and soft_cap is not None:
+        values[_CAP_KEY] = None
     try:
         yield
     finally:
         del head.linear.forward
-        if head.soft_cap:
-            vars(head.config)[_CAP_KEY] = head.soft_cap
+        if soft_cap is not None:
+            values[_CAP_KEY] = soft_cap

@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from artel.models.cross_entropy_rows import Rows, define_row_operators
+from artel.models.cross_entropy_rows import Rows
 
 _LANES, _WARPS = 512, 16
 _WIDTH: tl.constexpr = tl.constexpr(8)  # columns of a lane at a time: 16 bytes of bf16
@@ -43,18 +43,18 @@ def _row_kernel(  # type: ignore[no-untyped-def]
     cap,
     HAS_FACTORS: tl.constexpr,
     HAS_CAP: tl.constexpr,
-    READS: tl.constexpr,
-    WRITES: tl.constexpr,
+    STATISTICS: tl.constexpr,
+    GRAD: tl.constexpr,
     LANES: tl.constexpr,
 ):
     row, count = tl.program_id(0).to(tl.int64), tl.num_programs(0)
     logits += row * stride
     target = tl.load(targets + row)
     column = target - first_id
-    is_local = (target >= 0) & (column >= 0) & (column < columns)
+    is_local = (column >= 0) & (column < columns)
     lanes = tl.arange(0, LANES)
     offsets = lanes[:, None] * _WIDTH + tl.arange(0, _WIDTH)[None, :]
-    if READS:
+    if STATISTICS:
         at_target = _load(logits, tl.where(is_local, column, 0), columns, width, cap, HAS_CAP)
         is_id = (target == _IGNORED) | ((target >= 0) & (target < num_ids))
         at_target = tl.where(is_id, tl.where(is_local, at_target, 0.0), float("nan"))
@@ -90,14 +90,14 @@ def _row_kernel(  # type: ignore[no-untyped-def]
     else:
         best = tl.load(statistics + row)
         total = tl.load(statistics + count + row)
-    if WRITES:
+    if GRAD:
         factor = 1.0
         if HAS_FACTORS:
             factor = tl.load(factors + row)
         has_target = target != _IGNORED
         scale = tl.where(has_target, factor / total, 0.0)
         subtracted = tl.where(has_target & is_local, factor, 0.0)
-        if READS:
+        if STATISTICS:
             tl.debug_barrier()  # all threads have read the logits of the target and of the guess
         for start in range(0, columns, LANES * _WIDTH):
             scores = _load(logits, start + offsets, columns, width, cap, HAS_CAP)
@@ -109,7 +109,8 @@ def _row_kernel(  # type: ignore[no-untyped-def]
             tl.store(logits + start + offsets, grad.to(logits.dtype.element_ty), mask=start + offsets < width)
 
 
-def _compute(rows: Rows, *, reads: bool, writes: bool) -> None:
+def launch(rows: Rows, *, with_statistics: bool, with_grad: bool) -> None:
+    """Run the kernel: a `RowFunction`."""
     logits, targets, factors = rows.logits, rows.targets, rows.factors
     if not len(logits):
         return
@@ -129,11 +130,8 @@ def _compute(rows: Rows, *, reads: bool, writes: bool) -> None:
         rows.soft_cap,
         HAS_FACTORS=factors is not None,
         HAS_CAP=rows.soft_cap != 0,
-        READS=reads,
-        WRITES=writes,
+        STATISTICS=with_statistics,
+        GRAD=with_grad,
         LANES=_LANES,
         num_warps=_WARPS,
     )
-
-
-triton_rows = define_row_operators("gpu_cross_entropy", _compute)

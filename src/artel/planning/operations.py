@@ -204,7 +204,8 @@ class _Traffic:
         if name in _OVERWRITES:
             inputs_read = [tensor for tensor in inputs if all(tensor is not other for other in mutated)]
         elif "out" in kwargs:
-            inputs_read = [leaf for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor)]
+            read = args, {key: value for key, value in kwargs.items() if key != "out"}
+            inputs_read = [leaf for leaf in tree_leaves(read) if isinstance(leaf, torch.Tensor)]
         traffic_bytes = sum(map(_tensor_bytes, (*inputs_read, *created, *mutated)))
         if name in _LOOKUPS:
             traffic_bytes += sum(map(_tensor_bytes, created)) - _tensor_bytes(inputs[0])

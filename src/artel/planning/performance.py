@@ -163,27 +163,24 @@ def predict_step_time(
 def extrapolate(small: Mapping[Operation, int], large: Mapping[Operation, int], factor: float) -> dict[Operation, int]:
     """Extrapolate operations linearly: `large` plus `factor` times the difference between `large` and `small`.
 
-    An operation on all layers at once (an optimizer's) grows with them. The others become more.
+    An operation over all layers (the optimizer's step) gets larger. All other operations occur more often.
     """
     added, replaced = Counter(large) - Counter(small), Counter(small) - Counter(large)
     counts = Counter(large)
     for old in replaced.elements():
-        larger = [new for new in added if _is_same_at_other_size(old, new) and new.bytes >= old.bytes]
+        larger = [new for new in +added if _is_same_at_other_size(old, new) and new.bytes >= old.bytes]
         if larger:
             new = min(larger, key=lambda operation: operation.bytes)
-            flops, num_bytes, exponentials = (
-                round(end + factor * (end - start))
-                for start, end in (
-                    (old.flops, new.flops), (old.bytes, new.bytes), (old.exponentials, new.exponentials)
-                )
-            )  # fmt: skip
-            grown = replace(new, flops=flops, bytes=num_bytes, exponentials=exponentials)
-            added -= Counter([new])
-            counts += Counter([grown])
-            counts -= Counter([new])
+            sizes = {
+                name: round(getattr(new, name) + factor * (getattr(new, name) - getattr(old, name)))
+                for name in ("flops", "bytes", "exponentials")
+            }
+            counts[replace(new, **sizes)] += 1
+            counts[new] -= 1
+            added[new] -= 1
     for operation, count in added.items():
         counts[operation] += round(factor * count)
-    return dict(counts)
+    return dict(+counts)
 
 
 def _is_same_at_other_size(one: Operation, other: Operation) -> bool:

@@ -20,7 +20,7 @@ from artel.errors import InputError
 from artel.messages import silence_messages
 from artel.models.attention_switch import use_artel_attention
 from artel.models.device import autocast_dtype, pick_precision
-from artel.models.loading.build import build_model, load_model, must_load_full
+from artel.models.loading.build import build_model, load_model, must_load_full, skip_padding_checks
 from artel.models.loading.materialize import materialize
 from artel.models.loading.model_folder import is_quantized
 from artel.models.lora.adapter_folder import read_adapter
@@ -79,6 +79,7 @@ def load_teacher(teacher: Teacher, config: RunConfig, objective: Objective, worl
         model, load_weights = built.model, partial(materialize, weights=built.weights)
     else:
         model = load_model(request, tokenizer, merge=True)
+    skip_padding_checks(model)
     model.requires_grad_(False)
     use_artel_attention(model)
     if not shards:

@@ -87,13 +87,13 @@ Sums exponentials(float* scores, int64_t columns, float best) {
   return sums;
 }
 
-// logits (count, stride): the first `columns` belong to the ids from `first_id` on. With `reads` the statistics
-// (4, count) and guesses (count,) are computed; otherwise the first two statistics are given. With `writes` the gradient
-// replaces the logits. targets (count,), negative for none; factors (count,) or null. Each thread takes a range of rows.
+// logits (count, stride): the first `columns` belong to the ids from `first_id` on. Computes the statistics (4, count) and
+// guesses (count,) `with_statistics`; otherwise the first two statistics are inputs. Replaces the logits by the gradient
+// `with_grad`. targets (count,), negative for none; factors (count,) or null. Each thread takes a range of rows.
 template <typename Number>
 void cross_entropy(Number* logits, const int64_t* targets, const float* factors, float* statistics, int64_t* guesses,
-                   int64_t count, int64_t stride, int64_t columns, int64_t first_id, float cap, bool reads,
-                   bool writes, int threads) {
+                   int64_t count, int64_t stride, int64_t columns, int64_t first_id, float cap, bool with_statistics,
+                   bool with_grad, int threads) {
 #pragma omp parallel num_threads(threads)
   {
     std::vector<float> buffer(columns), slopes(cap > 0 ? columns : 0);
@@ -102,30 +102,30 @@ void cross_entropy(Number* logits, const int64_t* targets, const float* factors,
     for (int64_t at = 0; at < count; ++at) {
       Number* const row = logits + at * stride;
       const int64_t target = targets[at] - first_id;
-      const bool is_local = targets[at] >= 0 && target >= 0 && target < columns;
+      const bool is_local = target >= 0 && target < columns;
       const float factor = factors ? factors[at] : 1.0f;
-      if (!reads && (targets[at] < 0 || factor == 0.0f)) {
+      if (!with_statistics && (targets[at] < 0 || factor == 0.0f)) {
         std::memset(row, 0, columns * sizeof(Number));  // a number whose bits are all 0 is 0
         continue;
       }
       float best;
       const int64_t argmax = load(row, columns, cap, scores, slopes.data(), best);
       double total = statistics[count + at];
-      if (reads) {
+      if (with_statistics) {
         guesses[at] = argmax;
       } else {
         best = statistics[at];
       }
       const float score = is_local ? scores[target] : 0.0f;
       const Sums sums = exponentials(scores, columns, best);
-      if (reads) {
+      if (with_statistics) {
         total = sums.exponentials;
         statistics[at] = best;
         statistics[count + at] = float(total);
         statistics[2 * count + at] = score;
         statistics[3 * count + at] = float(sums.weighted);
       }
-      if (!writes) continue;
+      if (!with_grad) continue;
       if (targets[at] < 0) {
         std::memset(row, 0, columns * sizeof(Number));
         continue;
@@ -178,14 +178,14 @@ extern "C" void add_transposed_bfloat16(const BFloat16* product, int64_t rows, i
 
 extern "C" void cross_entropy_float32(float* logits, const int64_t* targets, const float* factors, float* statistics,
                                       int64_t* guesses, int64_t count, int64_t stride, int64_t columns,
-                                      int64_t first_id, float cap, int reads, int writes, int threads) {
-  cross_entropy(logits, targets, factors, statistics, guesses, count, stride, columns, first_id, cap, reads != 0,
-                writes != 0, threads);
+                                      int64_t first_id, float cap, int with_statistics, int with_grad, int threads) {
+  cross_entropy(logits, targets, factors, statistics, guesses, count, stride, columns, first_id, cap,
+                with_statistics != 0, with_grad != 0, threads);
 }
 
 extern "C" void cross_entropy_bfloat16(BFloat16* logits, const int64_t* targets, const float* factors, float* statistics,
                                       int64_t* guesses, int64_t count, int64_t stride, int64_t columns,
-                                      int64_t first_id, float cap, int reads, int writes, int threads) {
-  cross_entropy(logits, targets, factors, statistics, guesses, count, stride, columns, first_id, cap, reads != 0,
-                writes != 0, threads);
+                                      int64_t first_id, float cap, int with_statistics, int with_grad, int threads) {
+  cross_entropy(logits, targets, factors, statistics, guesses, count, stride, columns, first_id, cap,
+                with_statistics != 0, with_grad != 0, threads);
 }

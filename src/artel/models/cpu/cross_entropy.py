@@ -22,11 +22,11 @@ def supports_logits(device_type: str, dtype: torch.dtype) -> bool:
     return device_type == "cpu" and dtype in _FUNCTIONS and load_library("cross_entropy") is not None
 
 
-def _compute(rows: Rows, *, reads: bool, writes: bool) -> None:
+def _compute(rows: Rows, *, with_statistics: bool, with_grad: bool) -> None:
     functions = load_library("cross_entropy")
     assert functions is not None
     logits, factors = rows.logits, rows.factors
-    if reads:
+    if with_statistics:
         _check_targets(rows.targets, rows.num_ids)
     assert logits.stride(1) == 1
     assert rows.statistics.is_contiguous()
@@ -39,7 +39,7 @@ def _compute(rows: Rows, *, reads: bool, writes: bool) -> None:
         pointer(rows.guesses),
         *(ctypes.c_int64(size) for size in (len(logits), logits.stride(0), rows.columns, rows.first_id)),
         ctypes.c_float(rows.soft_cap),
-        *(ctypes.c_int(value) for value in (reads, writes, torch.get_num_threads())),
+        *(ctypes.c_int(value) for value in (with_statistics, with_grad, torch.get_num_threads())),
     )
 
 
