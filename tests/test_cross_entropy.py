@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from functools import partial
 from unittest import mock
 
 import pytest
@@ -17,24 +18,22 @@ from artel.models.cpu import build
 from artel.models.cpu import cross_entropy as cpu
 from artel.models.cpu.cross_entropy import add_transposed_matmul, cpu_rows, supports_logits
 from artel.models.cross_entropy import cross_entropy_, gpu_rows, row_function
-from artel.models.cross_entropy_rows import torch_rows
+from artel.models.cross_entropy_rows import define_row_operators, torch_rows
+from support.cross_entropy import assert_exact, exact, some
 
 try:
-    from artel.models import triton_cross_entropy
+    from artel.models.triton_cross_entropy import launch
 except ImportError:
-    triton_cross_entropy = None
+    launch = None
 
-INTERPRETED = triton_cross_entropy is not None and "TRITON_INTERPRET" in os.environ
-needs_triton = pytest.mark.skipif(not INTERPRETED, reason="needs triton, and no GPU: there test_gpu.py runs the kernel")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def several_blocks_in_a_row():
-    with pytest.MonkeyPatch.context() as patch:
-        if triton_cross_entropy is not None:
-            patch.setattr(triton_cross_entropy, "_LANES", 32)
-        yield
-
+needs_triton = pytest.mark.skipif(
+    launch is None or "TRITON_INTERPRET" not in os.environ,
+    reason="needs triton, and no GPU: there test_gpu.py runs the kernel",
+)
+small_blocks = define_row_operators(
+    "cross_entropy_in_small_blocks", partial(launch, lanes=32) if launch else torch_rows
+)
+"""Triton's kernel with several blocks in a row."""
 
 HERE = torch.backends.cpu.get_cpu_capability()
 KINDS = ["DEFAULT", "AVX2", "AVX512"]  # each processor can do what stands before it, too
@@ -64,43 +63,11 @@ def rows(request, monkeypatch):
     if request.param == "torch":
         yield torch_rows
     elif request.param == "triton":
-        yield gpu_rows
+        yield small_blocks
     else:
         build_for(request.param, monkeypatch)
         yield cpu_rows
         build._load_library.cache_clear()
-
-
-def some(count, vocabulary, dtype):
-    """Logits and targets with ties, positions that do not count and values that are large."""
-    random = torch.Generator().manual_seed(count)
-    logits = 3 * torch.randn(count, vocabulary, generator=random)
-    targets = torch.randint(vocabulary, (count,), generator=random)
-    targets[1::3] = IGNORED
-    logits[0, vocabulary // 2 :] = 11.0  # ties
-    logits[2:3] *= 30  # a target that has next to none of the sum
-    return logits.to(dtype), targets
-
-
-def exact(logits, targets, factors=None, soft_cap=0.0):
-    """Losses, gradient, guesses and entropies in float64."""
-    leaf = logits.double().requires_grad_()
-    scores = soft_cap * torch.tanh(leaf / soft_cap) if soft_cap else leaf
-    losses = F.cross_entropy(scores, targets, ignore_index=IGNORED, reduction="none")
-    (losses * (1 if factors is None else factors)).sum().backward()
-    log_probs = scores.detach().log_softmax(dim=-1)
-    entropies = -(log_probs.exp() * log_probs.clamp(min=-1e9)).sum(dim=-1)
-    return losses.detach(), leaf.grad, scores.max(dim=1).indices, entropies
-
-
-def assert_exact(actual, grad, expected, dtype):
-    losses, expected_grad, guesses, entropies = expected
-    torch.testing.assert_close(actual.losses.double(), losses, rtol=1e-6, atol=5e-6)
-    torch.testing.assert_close(actual.entropies.double(), entropies, rtol=1e-5, atol=5e-6)
-    assert torch.equal(actual.guesses, guesses)
-    # bf16: triton's interpreter truncates where a GPU rounds.
-    relative = 1e-5 if dtype == torch.float32 else torch.finfo(dtype).eps
-    torch.testing.assert_close(grad.double(), expected_grad, rtol=relative, atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -134,7 +101,7 @@ def test_factors_bounds_and_shards_are_those_of_float64(
     implementation, count, vocabulary, seed, cut, soft_cap, ignored
 ):
     """Each of two shards has its own columns, and sees all targets."""
-    rows = {"cpu": cpu_rows, "gpu": gpu_rows, "torch": torch_rows}[implementation]
+    rows = {"cpu": cpu_rows, "gpu": small_blocks, "torch": torch_rows}[implementation]
     random = torch.Generator().manual_seed(seed)
     logits = 4 * torch.randn(count, vocabulary, generator=random)
     logits[0] = logits[0].round()  # ties

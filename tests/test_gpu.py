@@ -22,11 +22,11 @@ from artel.models.loss import linear_cross_entropy
 from artel.parallel import World, join_world
 from artel.preparing import prepare
 from artel.training import loop
+from support.cross_entropy import assert_exact, some
+from support.cross_entropy import exact as exact_cross_entropy
 from support.messages import logged
 from support.objectives import OBJECTIVES, objective_run
 from support.runs import largest_difference, losses, merged, write_run
-from test_cross_entropy import assert_exact, some
-from test_cross_entropy import exact as exact_cross_entropy
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
 GPU, CPU = torch.device("cuda"), torch.device("cpu")

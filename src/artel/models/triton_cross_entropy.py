@@ -12,7 +12,6 @@ import triton.language as tl
 
 from artel.models.cross_entropy_rows import Rows
 
-_LANES, _WARPS = 512, 16
 _WIDTH: tl.constexpr = tl.constexpr(8)  # columns of a lane at a time: 16 bytes of bf16
 _LOWEST: tl.constexpr = tl.constexpr(-3.4028234663852886e38)  # the lowest finite float32
 _IGNORED: tl.constexpr = tl.constexpr(-100)
@@ -109,8 +108,8 @@ def _row_kernel(  # type: ignore[no-untyped-def]
             tl.store(logits + start + offsets, grad.to(logits.dtype.element_ty), mask=start + offsets < width)
 
 
-def launch(rows: Rows, *, with_statistics: bool, with_grad: bool) -> None:
-    """Run the kernel: a `RowFunction`."""
+def launch(rows: Rows, *, with_statistics: bool, with_grad: bool, lanes: int = 512) -> None:
+    """Run the kernel: a `RowFunction`. Each program reads `lanes` times 8 columns at a time."""
     logits, targets, factors = rows.logits, rows.targets, rows.factors
     if not len(logits):
         return
@@ -132,6 +131,6 @@ def launch(rows: Rows, *, with_statistics: bool, with_grad: bool) -> None:
         HAS_CAP=rows.soft_cap != 0,
         STATISTICS=with_statistics,
         GRAD=with_grad,
-        LANES=_LANES,
-        num_warps=_WARPS,
+        LANES=lanes,
+        num_warps=lanes // 32,
     )
