@@ -111,7 +111,8 @@ def test_what_responses_do_not_support_is_said_with_what_to_do(client, changes, 
 
 def test_responses_accept_what_asks_for_nothing(client, capfd):
     nothing = {"tools": [], "tool_choice": "auto", "text": {"format": {"type": "text"}}, "background": False,
-               "previous_response_id": None, "include": [], "store": True, "truncation": "disabled"}  # fmt: skip
+               "previous_response_id": None, "include": [], "store": True, "truncation": "disabled",
+               "temperature": 0}  # fmt: skip
     message = {"role": "user", "content": [{"type": "input_text", "text": "x", "cache_control": {}}], "index": 0}
     for _ in range(2):
         body = {"input": [message], "max_output_tokens": 2} | nothing
