@@ -96,26 +96,26 @@ def _is_linear_after(model: PreTrainedModel, head: OutputHead, factor: float) ->
 
     A scale after the head (Granite, Cohere) can move before it, unless the head has a bias, which is scaled as well.
     """
-    weight, bias = head.linear.weight, head.linear.bias
-    ids = torch.arange(3, 6, device=weight.device)[None] % weight.shape[0]
+    layer = head.linear  # whose weight is another tensor while fully_shard has gathered it
+    ids = torch.arange(3, 6, device=layer.weight.device)[None] % layer.weight.shape[0]
     batch = {"input_ids": ids} | ({"decoder_input_ids": ids} if model.config.is_encoder_decoder else {})
     inputs: list[torch.Tensor] = []
 
     def apply_scaled(hidden: torch.Tensor) -> torch.Tensor:
         inputs.append(hidden * factor)
-        return linear(inputs[-1], weight, bias)  # DTensors if the head is sharded
+        return linear(inputs[-1], layer.weight, layer.bias)  # DTensors if the head is sharded
 
     with _replace_forward(head, apply_scaled, bounded=True):
         logits = model(**batch).logits
     with _replace_forward(head, lambda hidden: hidden * factor):
         hidden = model(**batch).logits
-    if hidden.shape != (*ids.shape, weight.shape[1]) or (
-        bias is not None and not hidden.equal(_full_tensor(inputs[0]))
+    if hidden.shape != (*ids.shape, layer.weight.shape[1]) or (
+        layer.bias is not None and not hidden.equal(_full_tensor(inputs[0]))
     ):
         return False
-    if type(head.linear) is nn.Linear:
-        hidden = hidden.to(weight.dtype)
-    expected = bound(_apply_head(head.linear, hidden), head.soft_cap).to(logits.dtype)
+    if type(layer) is nn.Linear:
+        hidden = hidden.to(layer.weight.dtype)
+    expected = bound(_apply_head(layer, hidden), head.soft_cap).to(logits.dtype)
     # A scale before the head causes one more rounding than a scale after it.
     relative, absolute = (1e-5, 1e-6) if logits.dtype == torch.float32 else (0.0, 4 * torch.finfo(logits.dtype).eps)
     return torch.allclose(expected, logits, rtol=relative, atol=absolute * float(logits.abs().max()))
