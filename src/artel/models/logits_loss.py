@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from artel.models.cross_entropy import cross_entropy_, row_function
 from artel.models.cross_entropy_rows import bound
 from artel.models.forward_pass import profiler_range
-from artel.models.loss import ChunkedHead, HeadSettings, device_type, head_arguments
+from artel.models.loss import ChunkedHead, HeadSettings, effective_device, head_arguments
 from artel.models.output_head import OutputHead, hidden_states_as_logits, output_head
 
 LogitsLoss = Callable[[torch.Tensor, slice], torch.Tensor]
@@ -96,7 +96,7 @@ def _chunked_head_arguments(
     )
     # A chunk has the float32 logits of all processes.
     num_shards = 1 if settings.shard is None else settings.shard.size
-    chunk_bytes = _CHUNK_BYTES.get(device_type(hidden), 2**24) * settings.dtype.itemsize // 4 // num_shards
+    chunk_bytes = _CHUNK_BYTES.get(effective_device(hidden), 2**24) * settings.dtype.itemsize // 4 // num_shards
     return states, weight, bias, replace(settings, chunk_bytes=chunk_bytes)
 
 
@@ -155,7 +155,7 @@ def target_log_probs(
     with profiler_range("artel: loss"):
         if head is None:
             logits = outputs.float() / temperature
-            compute, vocabulary = row_function(device_type(logits), logits.dtype), logits.shape[1]
+            compute, vocabulary = row_function(effective_device(logits), logits.dtype), logits.shape[1]
             losses = cross_entropy_(logits.detach(), targets, compute=compute, vocabulary=vocabulary, needs_grad=False)
             return -F.cross_entropy(logits, targets, reduction="none"), losses.entropies
         bias: torch.Tensor | None = head.linear.bias
@@ -204,8 +204,8 @@ class _LinearLogProbs(torch.autograd.Function):
         with torch.autocast(hidden.device.type, enabled=False):
             head = ChunkedHead(hidden, weight, bias, settings, (needs_hidden and not ctx.computes_again, False, False))
             for chunk in head.chunks():
-                losses, grad_logits = head.losses(chunk, targets[chunk])
-                log_probs[chunk], entropies[chunk] = -losses.losses, losses.entropies
+                result, grad_logits = head.losses(chunk, targets[chunk])
+                log_probs[chunk], entropies[chunk] = -result.losses, result.entropies
                 head.add(chunk, grad_logits)
                 del grad_logits
             ctx.grad_hidden = head.gradients()[0]

@@ -123,7 +123,7 @@ def head_arguments(
         bias = bias.to_local() if isinstance(bias, DTensor) else bias
     if not torch.is_grad_enabled():  # needs_input_grad only reflects requires_grad
         hidden, weight, bias = hidden.detach(), weight.detach(), None if bias is None else bias.detach()
-    default_bytes = _CHUNK_BYTES.get(device_type(hidden), 2**27) // (1 if weight.requires_grad else 4)
+    default_bytes = _CHUNK_BYTES.get(effective_device(hidden), 2**27) // (1 if weight.requires_grad else 4)
     settings = HeadSettings(dtype, shard, soft_cap, chunk_bytes or default_bytes)
     return hidden, weight, bias, targets, settings
 
@@ -143,9 +143,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
         with torch.autocast(hidden.device.type, enabled=False):  # everything already has the right precision
             head = ChunkedHead(hidden, weight, bias, settings, ctx.needs_input_grad[:3])
             for chunk in head.chunks():
-                losses, grad_logits = head.losses(chunk, targets[chunk])
-                guesses[chunk] = losses.guesses
-                loss += losses.losses.sum()
+                result, grad_logits = head.losses(chunk, targets[chunk])
+                guesses[chunk] = result.guesses
+                loss += result.losses.sum()
                 head.add(chunk, grad_logits)
                 del grad_logits  # free it before the next chunk
             ctx.grads = head.gradients()
@@ -176,12 +176,12 @@ class ChunkedHead:
     ) -> None:
         """`needs`: which gradients `add` computes (hidden, weight, bias)."""
         self.needs_grad = any(needs)
-        device, on_device = hidden.device, device_type(hidden)
-        self._num_positions, self._row_multiple = len(hidden), row_multiple(on_device, settings.dtype)
+        device, device_type = hidden.device, effective_device(hidden)
+        self._num_positions, self._row_multiple = len(hidden), row_multiple(device_type, settings.dtype)
         self._vocabulary, self._shard, self._soft_cap = weight.shape[0], settings.shard, settings.soft_cap
         self._needs_hidden, self._needs_weight, self._needs_bias = needs
         self._dtypes = hidden.dtype, weight.dtype
-        self._matrix = _pad_rows(weight, settings.dtype, on_device)
+        self._matrix = _pad_rows(weight, settings.dtype, device_type)
         self._inputs = hidden.to(settings.dtype)
         if padding := -self._num_positions % self._row_multiple:
             self._inputs = F.pad(self._inputs, (0, 0, 0, padding))
@@ -192,13 +192,13 @@ class ChunkedHead:
         self._grad_bias = torch.zeros(rows, device=device) if self._needs_bias else None
         # All processes of a sharded vocabulary need the same chunks, and the last one may have fewer ids.
         columns = rows if self._shard is None else self._shard.max_ids
-        self._row_function = row_function(on_device, settings.dtype)
+        self._row_function = row_function(device_type, settings.dtype)
         row_bytes = settings.dtype.itemsize * columns
         if self._row_function is torch_rows:  # its copies take several times as much as the logits
             row_bytes *= 4
         self._chunk_length = max(128, settings.chunk_bytes // row_bytes // self._row_multiple * self._row_multiple)
         self._add_matmul = _add_matmul
-        if on_device == "cuda" and settings.dtype != torch.float32:
+        if device_type == "cuda" and settings.dtype != torch.float32:
             self._add_matmul = _add_float32_matmul
         elif (
             settings.dtype == torch.bfloat16 and self._row_function is cpu_rows and hidden.shape[1] <= self._vocabulary
@@ -297,9 +297,9 @@ def _add_float32_matmul(grad: torch.Tensor | None, grad_logits: torch.Tensor, in
     return torch.addmm(grad, grad_logits.T, inputs, out_dtype=torch.float32, out=grad)
 
 
-def _pad_rows(weight: torch.Tensor, dtype: torch.dtype, on_device: str) -> torch.Tensor:
+def _pad_rows(weight: torch.Tensor, dtype: torch.dtype, device_type: str) -> torch.Tensor:
     """Return the head's matrix in `dtype`, padded with rows of zeros if it has to be copied on a GPU anyway."""
-    if weight.dtype == dtype or on_device != "cuda":
+    if weight.dtype == dtype or device_type != "cuda":
         return weight.to(dtype)
     padding = -weight.shape[0] % _ROW_MULTIPLE
     return F.pad(weight.to(dtype), (0, 0, 0, padding)) if padding else weight.to(dtype)
@@ -312,8 +312,8 @@ def loss_choice(model: PreTrainedModel) -> Choice:
     return Choice("head and cross-entropy in one", "logits are held for some thousand positions at a time")
 
 
-def device_type(tensor: torch.Tensor) -> str:
-    """Return the type of the tensor's device, or of the one that is imitated."""
+def effective_device(tensor: torch.Tensor) -> str:
+    """Return the type of the tensor's device, or the imitated one."""
     return _imitated_device or tensor.device.type
 
 
