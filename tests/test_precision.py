@@ -6,10 +6,12 @@ import pytest
 import torch
 
 from artel.errors import InputError
+from artel.models.compile import repeated_layers
 from artel.models.device import autocast_dtype, bf16_is_native, pick_precision
+from artel.models.forward_pass import keep_hidden_states_in_bf16
 from artel.training.optim.bf16_adamw import hold_in_bf16
 from artel.training.optim.loss_scaler import LossScale
-from support.precision import GPT2, LLAMA, learn, model_of
+from support.precision import GEMMA, GPT2, LLAMA, learn, model_of
 
 CPU = torch.device("cpu")
 
@@ -109,3 +111,32 @@ def test_bf16_weights_learn_as_float32_ones_do(keys):
     actual = learn(model, 8, "bf16", weights="bf16")
     assert expected[-1] < 0.8 * expected[0]
     assert actual == pytest.approx(expected, rel=0.03)
+
+
+@pytest.mark.parametrize("keys", [GPT2, LLAMA, GEMMA], ids=["gpt2", "llama", "gemma"])
+def test_hidden_states_are_bf16_between_layers_as_with_bf16_weights(keys):
+    """fully_shard gathers bf16 weights. Alone a process has float32 ones, and computes the same dtypes."""
+
+    def input_dtypes(model, dtype):
+        dtypes = []
+        for layer in repeated_layers(model):
+            layer.register_forward_pre_hook(lambda layer, inputs: dtypes.append(inputs[0].dtype))
+        with torch.autocast("cpu", dtype, enabled=dtype is not None):
+            model(input_ids=torch.arange(6)[None])
+        return set(dtypes)
+
+    model = model_of(**keys)
+    assert input_dtypes(model, torch.bfloat16) == {torch.float32}
+    keep_hidden_states_in_bf16(model)
+    assert input_dtypes(model, torch.bfloat16) == {torch.bfloat16}
+    assert input_dtypes(model, torch.float16) == input_dtypes(model, None) == {torch.float32}
+    assert input_dtypes(model_of(**keys).to(torch.bfloat16), torch.bfloat16) == {torch.bfloat16}
+
+
+@pytest.mark.parametrize("keys", [GPT2, LLAMA], ids=["gpt2", "llama"])
+def test_bf16_hidden_states_learn_as_float32_ones_do(keys):
+    expected = learn(model_of(**keys), 8, "bf16")
+    model = model_of(**keys)
+    keep_hidden_states_in_bf16(model)
+    assert expected[-1] < 0.8 * expected[0]
+    assert learn(model, 8, "bf16") == pytest.approx(expected, rel=0.02)

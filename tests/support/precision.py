@@ -10,6 +10,8 @@ from artel.training.optim.optimizer import Optimizer, clip_divisor
 
 LLAMA = {"model_type": "llama", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
          "intermediate_size": 48, "vocab_size": 64}  # fmt: skip
+GEMMA = {"model_type": "gemma", **{key: LLAMA[key] for key in LLAMA if key != "model_type"}, "head_dim": 16,
+         "num_key_value_heads": 2}  # fmt: skip
 GPT2 = {"model_type": "gpt2", "n_layer": 2, "n_embd": 32, "n_head": 2, "vocab_size": 64, "n_positions": 32,
         "resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0, "bos_token_id": 0, "eos_token_id": 0}  # fmt: skip
 

@@ -6,6 +6,7 @@ import traceback
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -16,6 +17,8 @@ from transformers import PreTrainedModel
 
 import artel
 from artel.errors import InputError
+from artel.models.compile import repeated_layers
+from artel.models.device import autocast_is_on
 
 _TRANSFORMERS = Path(transformers.__file__).parent
 _ARTEL = Path(artel.__file__).parent
@@ -28,6 +31,24 @@ def profiler_range(name: str) -> AbstractContextManager[object]:
     """
     is_recording = torch.autograd._profiler_enabled()  # type: ignore[attr-defined]  # not in its __all__
     return record_function(name) if is_recording else nullcontext()
+
+
+def keep_hidden_states_in_bf16(model: nn.Module) -> None:
+    """Make the hidden states between layers bf16 under bf16 autocast, as with fully_shard, which gathers bf16 weights.
+
+    Autocast alone looks float32 embeddings up in float32, and each layer adds its bf16 outputs to these. fp16 is not
+    treated alike: the hidden states of some models exceed its range.
+    """
+    in_layers = {id(module) for layer in repeated_layers(model) for module in layer.modules()}
+    for module in model.modules():
+        if isinstance(module, nn.Embedding) and id(module) not in in_layers:
+            module.register_forward_hook(_round_to_bf16)
+
+
+def _round_to_bf16(module: nn.Module, inputs: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor | None:
+    device_type = output.device.type
+    in_bf16 = autocast_is_on(device_type) and torch.get_autocast_dtype(device_type) == torch.bfloat16
+    return output.to(torch.bfloat16) if in_bf16 and output.dtype == torch.float32 else None
 
 
 def architecture_error(error: Exception, model: PreTrainedModel) -> InputError | None:

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from artel.models.device import autocast_dtype
-from artel.models.forward_pass import forget_failed_pass, profiler_range
+from artel.models.forward_pass import forget_failed_pass, keep_hidden_states_in_bf16, profiler_range
 from artel.objectives import Batch, Objective
 from artel.parallel.mesh import ParallelDims
 from artel.parallel.process_group import World
@@ -59,6 +59,7 @@ class Strategy:
         self._objective = objective
         self._world = world
         self._dtype = autocast_dtype(precision)
+        keep_hidden_states_in_bf16(model)
         self._forward: Callable[[Callable[[PreTrainedModel], Any]], Any] = self._on_model
         """Runs a function that needs a backward pass. DistributedDataParallel hooks into it."""
 
