@@ -8,7 +8,8 @@ masks through unchanged: bool masks (rows, 1, length, length), to which the wind
 rows may have padding, get the masks of transformers.
 
 Kernels:
-    causal, or without a mask       scaled_dot_product_attention without a mask: cuDNN or FlashAttention 2 on a GPU
+    causal, or without a mask       scaled_dot_product_attention without a mask: on a GPU cuDNN, or FlashAttention 2 if
+                                    the shape of batches changes
     the same on a CPU in bf16       with artel's own backward pass (cpu/attention.py)
     dropout on a CPU in bf16        artel's own kernels (cpu/attention_dropout.py), also with padding and documents
     a sliding window, a mask        scaled_dot_product_attention with a mask (rows, 1, length, length), without cuDNN

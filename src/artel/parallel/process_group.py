@@ -119,6 +119,9 @@ def join_world(threads: int | None) -> Iterator[World]:
             what = f"process {local_rank} of this host has no GPU: PyTorch sees {torch.cuda.device_count()}"
             fix = "start one process per GPU, or set CUDA_VISIBLE_DEVICES= to train on CPUs"
             raise InputError.at("--nproc", what, fix)
+        # Batches of changing shapes fragment the memory less. PyTorch reads this when it first allocates.
+        if "PYTORCH_CUDA_ALLOC_CONF" not in environment:
+            environment.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
         torch.cuda.set_device(device)
     if world_size == 1:
         torch.set_num_threads(threads or usable_cores())

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import PreTrainedModel
 
 from artel.config import RunConfig
@@ -148,8 +149,12 @@ def set_up_model(
     compiled = compile_choice(config.train.compile, world.device, steps, config.train.budget, config.model.quantize)
     if plan.reason_not_compiled is not None:
         compiled = Choice(OFF, plan.reason_not_compiled)
+    fixed_shapes = objective.fills_blocks(config)
+    if world.device.type == "cuda" and not fixed_shapes:
+        # cuDNN builds a plan for each new shape: 1 s forward and backward on a B200 (torch 2.11, FunASR issue 3704).
+        torch.backends.cuda.enable_cudnn_sdp(False)
     if compiled.value != OFF:
-        compile_layers(model, fixed=objective.fills_blocks(config))
+        compile_layers(model, fixed=fixed_shapes)
     build_optimizer = optimizer_factory(model, config.train, config.seed)
     optimizer = strategy.own_optimizer(build_optimizer, batch_plan.rows, steps)
     if optimizer is None:
