@@ -313,7 +313,8 @@ class PipelineParallel(Strategy):
 
     def skip_collectives(self) -> None:
         hidden = self.model.config.get_text_config().hidden_size
-        self._sent_states = [(hidden_dtype(self.model), hidden)] * self._num_stages
+        dtype = torch.bfloat16 if self._dtype == torch.bfloat16 else hidden_dtype(self.model)
+        self._sent_states = [(dtype, hidden)] * self._num_stages
 
     def _measure_hidden_states(self) -> None:
         """Measure dtype and width of each stage's hidden states once, with four tokens sent through all stages."""
