@@ -50,7 +50,7 @@ from artel.models.loading.build import build_model
 from artel.models.loading.request import ModelRequest
 from artel.objectives import build_objective
 from artel.registry import OBJECTIVES
-from artel.tokens import Sample, StoreWriter, TokenStore, load_tokenizer, micro_batches, step_positions
+from artel.tokens import Sample, StoreWriter, Tokenizer, TokenStore, load_tokenizer, micro_batches, step_positions
 
 DEFAULT_MODEL = {
     "causal": "{model_type: gpt2, n_layer: 6, n_embd: 384, n_head: 6, vocab_size: 16384, "
@@ -79,7 +79,13 @@ def make_inputs(work: Work, model: dict[str, Any], steps: int) -> Any:
     built = build_model(request, tokenizer)
     built.model.save_pretrained(work.model)
     tokenizer.save(Path(work.model))
+    write_rows(work, tokenizer, vocabulary, steps)
+    return built.model.config
 
+
+def write_rows(work: Work, tokenizer: Tokenizer, vocabulary: int, steps: int) -> None:
+    """Write store/, inputs.npy and targets.npy into `work.folder`: random tokens."""
+    folder = Path(work.folder)
     rows = steps * work.batch
     writer = StoreWriter(folder / "store", vocabulary)
     ids = np.random.default_rng(0).integers(len(SPECIAL), vocabulary, rows * work.length + 1)
@@ -106,7 +112,6 @@ def make_inputs(work: Work, model: dict[str, Any], steps: int) -> Any:
         batch = learned.batch(batch_rows)
         for name, file in files.items():
             file[positions] = batch.tensors[name].numpy()
-    return built.model.config
 
 
 class Contestant:

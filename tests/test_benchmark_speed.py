@@ -1,4 +1,4 @@
-"""benchmarks/train_speed.py and prepare_speed.py: what is compared is the same work. Their speed is not tested."""
+"""benchmarks/train_speed.py, gpu_table.py and prepare_speed.py: what is compared is the same work. Speed is not tested."""
 
 import json
 import os
@@ -76,3 +76,30 @@ def test_preparing_is_measured_as_a_command_and_in_parts(tmp_path):
     values = {line.split()[0]: float(line.split()[1].replace(",", "")) for line in told.splitlines()}
     assert {"end_to_end", "end_to_end_tokenizers", "near", "html", "jsonl_zst", "read_back"} == set(values)
     assert all(value > 0 for value in values.values())
+
+
+@pytest.mark.processes
+def test_the_table_of_a_gpu_is_resumed_and_a_row_that_fails_does_not_end_it(tmp_path):
+    case = "Llama 1B, 32,000 ids, 8 × 2,048"
+    artel, peer, bare = (f"{case}: {name}" for name in ("artel", "torchtitan", "bare loop"))
+    out = tmp_path / "table.jsonl"
+    table = ("gpu_table.py", "--tiny", "--out", out, "--minutes", 30, "--only")
+
+    def records():
+        return [json.loads(line) for line in out.read_text().splitlines()]
+
+    run(*table, artel, cwd=tmp_path)
+    shown = run(*table, artel, peer, bare, cwd=tmp_path)  # torchtitan needs a GPU, even if it is installed
+    rows = {record["row"]: record for record in records()}
+    assert [record["row"] for record in records()] == [artel, peer, bare]
+    assert rows[peer]["not run"]
+    assert f"| {peer} | not run: " in shown
+    for name in (artel, bare):
+        row = rows[name]
+        assert row["steps"] == 2
+        assert row["tokens/s"] > 0
+        assert row["first loss"] == pytest.approx(rows[artel]["first loss"], abs=0.01)  # in bf16
+        groups = dict(row["profile"])
+        wall = groups.pop("wall")
+        assert groups["head"] > 0
+        assert sum(groups.values()) >= 0.99 * wall  # no kind of work is lost

@@ -1,4 +1,4 @@
-"""artel as a contestant of benchmarks/train_speed.py: its own training loop on a run file, every choice left to artel.
+"""artel as a contestant of train_speed.py and gpu_table.py: its own training loop on a run file, choices left to artel.
 
 It is loaded by its path, so that it imports what `artel train` imports and nothing else.
 """
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 _STEPS = 1_000_000
 """A long run, because the length decides whether to compile; its end is never reached."""
+_TEXTS = {"chat": ("chat.jsonl", "chat"), "preference": ("preferences.jsonl", "preference"),
+          "policy": ("prompts.jsonl", "prompts")}  # fmt: skip
+"""File and format of an objective that learns from texts."""
 
 
 def train(work: Work, after_step: AfterStep) -> None:
@@ -29,12 +32,14 @@ def train(work: Work, after_step: AfterStep) -> None:
 
 
 def run_of(work: Work) -> RunConfig:
-    """Return the run that trains `work` on the token store in its folder. Raises InputError."""
+    """Return the run that trains `work` on the token store or the texts in its folder. Raises InputError."""
     folder, never = Path(work.folder), {"every": "never"}
+    texts = _TEXTS.get(work.objective)
+    source = {"sources": [{"path": str(folder / texts[0]), "format": texts[1]}], "validation": 0} if texts else {}
     tree = {
         "run": str(folder / "artel"),
-        "data": {"from_store": str(folder / "store"), "block": work.length},
-        "model": {"from": work.model},
+        "data": {**(source or {"from_store": str(folder / "store")}), "block": work.length},
+        "model": {"from": work.model, **({"lora": {"rank": work.lora, "alpha": 2 * work.lora}} if work.lora else {})},
         "objective": work.objective,
         "train": {
             "steps": _STEPS,
@@ -55,6 +60,9 @@ def run_of(work: Work) -> RunConfig:
         "log": {"every": _STEPS},
         "track": ["jsonl"],
     }
+    if work.answers:
+        rewards = [f"{folder / 'rewards.py'}:score"]
+        tree["policy"] = {"answers": work.answers, "new_tokens": work.new_tokens, "rewards": rewards}
     return parse_run(tree, {}, {(): "train_speed.py"})
 
 
@@ -66,6 +74,7 @@ class _AfterStep:
 
     def __call__(self, run: Run) -> None:
         # No line is ever logged here, so the sums since the last one are ours to read and reset.
-        sums = run.window.clone()
+        sums, tokens = run.window.clone(), run.window_tokens
         run.window.zero_()
-        self._after_step(sums[0] / sums[1])
+        run.window_tokens = 0
+        self._after_step(sums[0] / sums[1], tokens)

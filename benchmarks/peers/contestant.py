@@ -1,5 +1,7 @@
 """A contestant of benchmarks/train_speed.py: a process that trains in turns with the others.
 
+benchmarks/gpu_table.py runs the same functions alone, by measured.py.
+
     python contestant.py WORK.json FUNCTION
 
 FUNCTION is `module:function` or `FILE.py:function`: `train(work: Work, after_step: AfterStep) -> None`, a training loop
@@ -9,7 +11,8 @@ of its own or of a library. Its contract:
 - Step k, from 0, is one optimizer step on the mean loss over all targets of `work.batch_of(k)`, in micro-batches if
   it likes. Clipping, optimizer and learning rate are those of `work`.
 - After each step it calls `after_step(loss)` with the mean loss in nats, a number or a scalar tensor. It never returns:
-  its process is killed after the last turn.
+  its process is killed after the last turn. If packing decides how many tokens a step has, it calls
+  `after_step(loss, tokens)`.
 - It computes on `work.device` in `work.precision`, with `work.threads` threads on a CPU (already set). A function that
   computes in another precision has an attribute: `train.precision = "bf16"`.
 - It writes only below `work.folder`.
@@ -36,7 +39,7 @@ from typing import Any, TextIO
 import numpy as np
 import torch
 
-AfterStep = Callable[[Any], None]
+AfterStep = Callable[..., None]
 
 
 @dataclass(frozen=True)
@@ -46,11 +49,11 @@ class Work:
     folder: str
     """Holds what the contestants read; they may write here."""
     objective: str
-    """`causal` or `masked`."""
+    """`causal` or `masked`; in gpu_table.py also `chat`, `preference` or `policy`, whose texts are in `folder`."""
     batch: int
-    """Rows in a global batch."""
+    """Rows in a global batch: blocks, pairs of answers or prompts."""
     length: int
-    """Tokens in a row, without padding."""
+    """Tokens in a row, without padding; the longest sample of texts."""
     device: str
     """`cpu` or `cuda`."""
     precision: str
@@ -63,6 +66,12 @@ class Work:
     weight_decay: float = 0.0
     clip: float = 1.0
     """Largest gradient norm."""
+    lora: int = 0
+    """Rank of adapters on all linear layers but the head, on weights as the folder has them. 0: all weights train."""
+    answers: int = 0
+    """`policy`: answers to each prompt."""
+    new_tokens: int = 0
+    """`policy`: the longest answer."""
 
     @property
     def model(self) -> str:
@@ -114,7 +123,7 @@ class Turns:
         self._losses: list[Any] = []
         self._started = time.perf_counter()
 
-    def __call__(self, loss: Any) -> None:
+    def __call__(self, loss: Any, tokens: int = 0) -> None:
         self._losses.append(loss.detach() if isinstance(loss, torch.Tensor) else loss)
         if len(self._losses) < self._steps and time.perf_counter() - self._started < self._limit:
             return

@@ -4,7 +4,7 @@
 
 Both keep TrainingArguments' defaults except for what is named here. Rows come in the order of the file, because every
 contestant must see the same ones. Nothing is saved or reported, and there is no progress bar. It needs accelerate, and
-imports nothing of artel.
+imports nothing of artel. With `work.lora` the model is PEFT's, on weights in bf16.
 """
 
 from __future__ import annotations
@@ -78,7 +78,13 @@ def _train(work: Work, after_step: AfterStep, rows: int, options: dict[str, Any]
         disable_tqdm=True,
         **options,
     )
-    _InOrder(auto_class.from_pretrained(work.model), arguments, _Rows(work), after_step).train()
+    model = auto_class.from_pretrained(work.model)
+    if work.lora:
+        from peft import LoraConfig, get_peft_model
+
+        adapters = LoraConfig(r=work.lora, lora_alpha=2 * work.lora, target_modules="all-linear", task_type="CAUSAL_LM")
+        model = get_peft_model(model, adapters)
+    _InOrder(model, arguments, _Rows(work), after_step).train()
 
 
 class _Rows(Dataset):
