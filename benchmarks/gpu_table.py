@@ -12,8 +12,10 @@ its numbers mean nothing. Peers may be installed elsewhere: PYTHONPATH=FOLDER.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -34,7 +36,8 @@ PATIENCE = 3
 TINY = {"n_layer": 2, "n_embd": 32, "n_head": 2, "num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 2,
         "num_key_value_heads": 1, "intermediate_size": 64, "vocab_size": 320}  # fmt: skip
 FIGURES = {"tokens/s": ",.0f", "samples/s": ",.2f", "ms a step": ",.1f", "MFU": ".1%", "peak GiB": ".2f",
-           "reserved GiB": ".2f", "first step s": ".1f", "compiling s": ".1f", "first loss": ".4f", "loss": ".4f"}  # fmt: skip
+           "reserved GiB": ".2f", "first step s": ".1f", "compiling s": ".1f", "first loss": ".4f",
+           "loss": ".4f"}  # fmt: skip
 
 
 class Row(NamedTuple):
@@ -79,6 +82,8 @@ class Session:
         self._environment = os.environ | {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
         source = str(FOLDER.parent / "src")
         self._environment["PYTHONPATH"] = os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))
+        # Trainer would split a batch over all GPUs that it sees.
+        self._environment["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
         if tiny:
             self._environment |= {"CUDA_VISIBLE_DEVICES": "", "TORCHDYNAMO_DISABLE": "1", "OMP_NUM_THREADS": "1"}
         self.scratch.mkdir(parents=True, exist_ok=True)
@@ -91,7 +96,7 @@ class Session:
     def measure(self, row: Row) -> dict[str, Any]:
         folder, name = self.scratch / row.slug, row.name.rpartition(": ")[2].replace(" ", "-")
         if not (folder / "work.json").exists():
-            subprocess.run(["rm", "-rf", str(folder)], check=True)
+            shutil.rmtree(folder, ignore_errors=True)
             case = self.scratch / f"{row.slug}.json"
             case.write_text(json.dumps(row.case), encoding="utf-8")
             log = self.scratch / f"{row.slug}.log"
@@ -100,7 +105,7 @@ class Session:
                 return {"not run": f"its model and data: {failure}: {last_line(log)}"}
         result, log = folder / f"{name}.json", folder / f"{name}.log"
         result.unlink(missing_ok=True)
-        subprocess.run(["rm", "-rf", str(folder / "artel")], check=True)  # the run of an earlier row
+        shutil.rmtree(folder / "artel", ignore_errors=True)  # the run of an earlier row
         contestant = str(FOLDER / "peers" / row.contestant["function"])
         command = [str(FOLDER / "peers/measured.py"), str(folder), contestant, str(result), str(time.time())]
         precision = ["--precision", row.contestant["precision"]] if "precision" in row.contestant else []
@@ -114,17 +119,22 @@ class Session:
         """Run Python with `words`, and end whatever it started. Return why it failed, or an empty text."""
         limit = max(0.0, min(max(120, self._patience * seconds), self.deadline - time.monotonic()))
         with log.open("w", encoding="utf-8") as stream:
-            process = subprocess.Popen([sys.executable, *words], cwd=FOLDER.parent, env=self._environment, stdout=stream,
-                                       stderr=stream, stdin=subprocess.DEVNULL, start_new_session=True)  # fmt: skip
+            process = subprocess.Popen(
+                [sys.executable, *words],
+                cwd=FOLDER.parent,
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=stream,
+                start_new_session=True,
+            )
             try:
                 process.wait(limit)
             except subprocess.TimeoutExpired:
                 return f"stopped after {limit:.0f} s"
             finally:
-                try:
+                with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)  # workers of a data loader may have stayed
-                except ProcessLookupError:
-                    pass
                 process.wait()
         return f"exit status {process.returncode}" if process.returncode else ""
 

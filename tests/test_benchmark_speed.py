@@ -1,4 +1,4 @@
-"""benchmarks/train_speed.py, gpu_table.py and prepare_speed.py: what is compared is the same work. Speed is not tested."""
+"""Benchmarks of speed: what train_speed.py, gpu_table.py and prepare_speed.py compare is the same work."""
 
 import json
 import os

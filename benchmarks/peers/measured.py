@@ -98,7 +98,7 @@ class Meter:
 
         name = device_name(torch.device(work.device))
         peak = peak_flops(name, result["precision"])
-        result["device"] = name
+        result["device"], result["torch"] = name, torch.__version__
         result["MFU"] = utilization(self._about["flops_per_token"], result["tokens/s"], peak)
 
     def _samples(self) -> int:
@@ -172,7 +172,7 @@ def main() -> None:
         reason = f"not installed: {error.name}"
     except Exception as error:
         traceback.print_exc()
-        reason = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[-1]}"
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
     result = json.loads(asked.result.read_text(encoding="utf-8")) if asked.result.exists() else {}
     asked.result.write_text(json.dumps(result | {"not run" if not result else "profile failed": reason}))
     os._exit(1)  # a library's threads or workers may still run

@@ -10,6 +10,7 @@ artel.
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from torchtitan.components.metrics import MetricsProcessor
 from torchtitan.components.optimizer import LRSchedulersContainer, default_adamw
 from torchtitan.components.quantization import Float8LinearConverter
 from torchtitan.config import CompileConfig, TrainingConfig
+from torchtitan.distributed import utils as distributed_utils
 from torchtitan.models import llama3
 from torchtitan.models.common import ComplexRoPE
 from torchtitan.models.common.attention import ScaledDotProductAttention
@@ -51,6 +53,8 @@ train.precision, fp8.precision = "bf16", "fp8"
 def _train(work: Work, after_step: AfterStep, converters: list[Any]) -> None:
     world = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     os.environ.update(world)
+    if not hasattr(torch.distributed, "set_timeout"):  # torch 2.13 lacks it; one process waits for no other
+        distributed_utils.set_pg_timeouts = lambda **_: None
     _Counted(config_of(work, converters), after_step).train()
 
 
@@ -77,11 +81,14 @@ def config_of(work: Work, converters: list[Any]) -> Trainer.Config:
         layer.attention.inner_attention = ScaledDotProductAttention.Config()
     for converter in converters:
         spec.model = converter.build().convert(spec.model)
+    assets = Path(work.folder) / "titan" / "assets"  # without the chat template, whose Jinja torchtitan does not know
+    assets.mkdir(parents=True, exist_ok=True)
+    shutil.copy(Path(work.model) / "tokenizer.json", assets)
     adam = {"betas": tuple(work.betas), "eps": work.epsilon, "weight_decay": work.weight_decay}
     return Trainer.Config(
         model_spec=spec,
-        hf_assets_path=work.model,
-        dump_folder=str(Path(work.folder) / "titan"),
+        hf_assets_path=str(assets),
+        dump_folder=str(assets.parent),
         loss=ChunkedLossWrapper.Config(loss_fn=CrossEntropyLoss.Config(global_vocab_size=hf.vocab_size)),
         optimizer=default_adamw(lr=work.learning_rate, **adam),
         lr_scheduler=LRSchedulersContainer.Config(warmup_steps=0, min_lr_factor=1.0),

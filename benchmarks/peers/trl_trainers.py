@@ -1,8 +1,8 @@
 """TRL's trainers as peers in benchmarks/gpu_table.py, tuned by someone who knows them well.
 
-Packed conversations (SFTTrainer), preferences (DPOTrainer) and rewards (GRPOTrainer), each on the texts that artel reads.
-Beside TRL's defaults: nothing is recomputed in the backward pass, the whole batch is computed at a time, and
-on a GPU AdamW is fused. Nothing is saved or reported. It imports nothing of artel.
+Packed conversations (SFTTrainer), preferences (DPOTrainer) and rewards (GRPOTrainer), on the texts that artel reads.
+Unlike TRL's defaults, nothing is recomputed in the backward pass, the whole batch is computed at a time, and AdamW is
+fused on a GPU. Nothing is saved or reported. It imports nothing of artel.
 """
 
 from __future__ import annotations
