@@ -243,7 +243,7 @@ import itertools
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from artel.models.triton_cross_entropy import _row_kernel as kernel
+from artel.models.triton_cross_entropy import _cross_entropy_kernel as kernel
 
 types = {"logits": "*bf16", "stride": "i32", "targets": "*i64", "factors": "*fp32", "statistics": "*fp32",
          "guesses": "*i64", "columns": "i32", "width": "i32", "first_id": "i32", "num_ids": "i32", "cap": "fp32"}

@@ -28,7 +28,7 @@ def _load(logits, offsets, columns, width, cap, HAS_CAP: tl.constexpr):  # type:
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _row_kernel(  # type: ignore[no-untyped-def]
+def _cross_entropy_kernel(  # type: ignore[no-untyped-def]
     logits,
     stride,
     targets,
@@ -115,7 +115,7 @@ def launch(rows: Rows, *, with_statistics: bool, with_grad: bool, lanes: int = 5
         return
     assert logits.stride(1) == 1
     assert rows.statistics.is_contiguous()
-    _row_kernel[(len(logits),)](
+    _cross_entropy_kernel[(len(logits),)](
         logits,
         logits.stride(0),
         targets.contiguous(),
