@@ -8,10 +8,11 @@ from unittest.mock import patch
 import pytest
 
 from artel.errors import InputError
-from artel.launching.hosts import Hosts
+from artel.launching.hosts import Hosts, resolve_seconds
 from artel.launching.launcher_environment import check_counts, check_worker, count_node_tasks, first_host, read_launcher
-from support.runs import ENVIRONMENT, refused, write_run
+from support.runs import ENVIRONMENT, largest_difference, losses, refused, succeed, write_run
 from support.sockets import free_ports
+from support.waiting import LIMIT
 
 # Which hosts --------------------------------------------------------------------------------------------------------
 
@@ -62,6 +63,14 @@ def test_a_port_of_the_environment_is_checked_where_hosts_meet(monkeypatch):
         Hosts.read("2", 1, "node1")
     monkeypatch.setenv("MASTER_PORT", "tcp://10.0.0.1:80")  # of a service named "master" in Kubernetes
     assert Hosts.read("1", 0).count == 1
+
+
+def test_a_pod_waits_longer_for_the_name_of_the_first(monkeypatch):
+    """Its status would be 2, wrong input, which ends a job; but the first pod may only wait for a node."""
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    assert resolve_seconds() == 30
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    assert resolve_seconds() == 900
 
 
 def test_evaluate_refuses_what_no_launcher_sets(tmp_path):
@@ -275,3 +284,35 @@ def test_a_host_that_waits_says_for_what(tmp_path, environment, options, told):
         finally:
             process.kill()
     assert "(10 s)" in said
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.parametrize("job", [PYTORCH_JOB, TRAIN_JOB], ids=["PyTorchJob", "TrainJob"])
+def test_two_pods_of_kubeflow_train_as_one_process_does(tmp_path, job):
+    """Each pod has what its operator sets, and the same command; only the address is that of this machine."""
+    one, two = (write_run(tmp_path / f"{name}.yaml", train={"steps": 2}) for name in ("one", "two"))
+    succeed("train", one)
+    (port,) = free_ports(1)
+    here = {name: "127.0.0.1" if name.endswith("ADDR") else str(port) for name in job if "MASTER" in name}
+    here |= {"PET_NPROC_PER_NODE": "1"} | ({"WORLD_SIZE": "2"} if "WORLD_SIZE" in job else {})
+    command = [sys.executable, "-m", "artel", "train", str(two)]
+    numbers = [name for name in ("RANK", "PET_NODE_RANK", "JOB_COMPLETION_INDEX") if name in job]
+    pods = [
+        subprocess.Popen(
+            command,
+            env=ENVIRONMENT | job | here | dict.fromkeys(numbers, str(index)),
+            stderr=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            text=True,
+        )
+        for index in range(2)
+    ]
+    try:
+        said = [pod.communicate(timeout=LIMIT)[1] for pod in pods]
+    finally:
+        for pod in pods:
+            pod.kill()
+    assert [pod.returncode for pod in pods] == [0, 0], said
+    assert "2 processes" in said[0]
+    assert largest_difference(losses(tmp_path / "one"), losses(tmp_path / "two")) < 1e-5

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from artel.errors import InputError, Problem
+from artel.preparing.progress import reporting
 
 _PORT = 29500
 _SIOCGIFADDR = 0x8915  # Linux: get the address of an interface
@@ -21,7 +22,6 @@ _UNASSIGNED_ADDRESS = "192.0.2.1"  # of TEST-NET-1 (RFC 5737): no host has it, s
 _GLOO, _NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"  # nccl takes names as prefixes, except after a =
 # As in the /etc/hosts of distributions; also localhost.localdomain and so on.
 _LOCALHOST = ("localhost", "localhost4", "localhost6", "ip6-localhost", "ip6-loopback")
-_RESOLVE_SECONDS = 30  # Kubernetes resolves a pod's name only some seconds after its start
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,15 +208,24 @@ def _address_towards(host: str, port: int, flag: str = "--master-addr") -> str:
         raise InputError.at(flag, what, fix) from None
 
 
+def resolve_seconds() -> float:
+    """Return how long to wait until the name of the first host resolves.
+
+    In Kubernetes a pod has a name only once it is scheduled, which takes as long as hosts wait for one another.
+    """
+    return 900.0 if "KUBERNETES_SERVICE_HOST" in os.environ else 30.0
+
+
 def _resolve_address(host: str, port: int) -> tuple[int, int, int, str, Any]:
-    deadline = time.monotonic() + _RESOLVE_SECONDS
-    while True:
-        try:
-            return socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
-        except socket.gaierror:
-            if time.monotonic() > deadline:
-                raise
-        time.sleep(0.5)
+    deadline = time.monotonic() + resolve_seconds()
+    with reporting(lambda: f"waiting until the name of the first host resolves: {host}"):
+        while True:
+            try:
+                return socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+            except socket.gaierror:
+                if time.monotonic() > deadline:
+                    raise
+            time.sleep(0.5)
 
 
 def _preferred_address() -> str | None:
