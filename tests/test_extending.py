@@ -3,6 +3,7 @@
 import importlib
 import json
 import math
+import os
 import re
 import runpy
 import shutil
@@ -27,6 +28,7 @@ from artel.rewards import Completion, RewardPool
 from artel.text.formats.dummy import read_dummy
 from artel.tokens import TokenStore, load_tokenizer
 from support.runs import artel, largest_difference, losses, metrics, refused, succeed, write_run
+from support.waiting import wait_until
 
 PAGE = (Path(__file__).resolve().parents[1] / "docs/extending.md").read_text(encoding="utf-8")
 LONGEST = 40
@@ -65,7 +67,7 @@ def test_there_is_an_example_of_each_and_none_is_long():
     assert list(EXAMPLES) == [
         "Extending artel", "A format", "An objective", "A second trained module", "A metric", "An optimizer",
         "A schedule", "A parallel strategy", "A tracker", "A callback", "A checkpoint item", "A reward",
-        "An exporter",
+        "An exporter", "A launcher",
         "A converter", "A command",
     ]  # fmt: skip
     for heading, (_, code, keys) in EXAMPLES.items():
@@ -284,3 +286,20 @@ def test_a_plugin_that_cannot_be_imported(code, message, tmp_path, monkeypatch):
 def test_a_callback_that_nobody_registered(tmp_path):
     with pytest.raises(InputError, match=r"callbacks.0: 'mine' is not one of the entries of plugins"):
         load_run(str(write_run(tmp_path / "run.yaml", callbacks=["mine"])))
+
+
+def test_a_launcher(tmp_path):
+    file, code, keys = EXAMPLES["A launcher"]
+    Path(file).write_text(code)
+    write_run(tmp_path / "mine.yaml", **keys)
+    shown = succeed("launch", "background", "mine.yaml", "--dry-run", "--max-restarts", "0").stdout
+    assert shown == ("renice -n 19 $$ > /dev/null\nset -e\nexec artel train mine.yaml --nproc 1 --max-restarts 0\n")
+    Path("artel").write_text('#!/bin/sh\necho "$@" > words\nexec sleep 600\n')
+    Path("artel").chmod(0o755)
+    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    number = json.loads(succeed("launch", "background", "mine.yaml", "--json", env=path).stdout)["job"]
+    wait_until(lambda: Path("words").exists(), lambda: Path("mine/background.log").read_text())
+    assert succeed("launch", "status", "mine").stdout == f"{number}: running\n"
+    succeed("launch", "cancel", "mine")
+    wait_until(lambda: not Path("/proc", number).exists(), lambda: "it still runs")
+    assert succeed("launch", "status", "mine").stdout == f"{number}: ended\n"

@@ -196,6 +196,12 @@ EXPORTERS = Registry(
         "onnx": "artel.inference.export.onnx:OnnxExporter",
     },
 )
+LAUNCHERS = Registry(
+    "launch.to",
+    {
+        "slurm": "artel.launching.backends.slurm:Slurm:SlurmSettings",
+    },
+)
 CALLBACKS = Registry("callbacks", {})
 REWARDS = Registry(
     "policy.rewards",

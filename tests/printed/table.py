@@ -58,8 +58,8 @@ def _is_mention(text: str) -> bool:
     """A verb named in a sentence, perhaps with an option: both exist, and it needs more to be a command."""
     program, *rest = text.split()
     command = _command()
-    while rest and hasattr(command, "commands") and rest[0] in command.commands:
-        command, rest = command.commands[rest[0]], rest[1:]
+    while rest and hasattr(command, "commands") and rest[0] in command.list_commands(None):
+        command, rest = command.get_command(None, rest[0]), rest[1:]
     arguments = [parameter for parameter in command.params if parameter.param_type_name == "argument"]
     needs_more = hasattr(command, "commands") or any(argument.required for argument in arguments)
     options = {name for parameter in command.params for name in parameter.opts}

@@ -14,6 +14,17 @@ _SHELF = "data.sources.0.document=line train.epochs=null train.steps=2 data.bloc
 
 DOCS = (
     Walk(
+        "docs/extending.md",
+        (
+            Step(
+                "artel launch background run.yaml",
+                instead="artel config check run.yaml",
+                why="it needs the plugin of the page; tests/test_extending.py launches with it",
+            ),
+        ),
+        needs=(inputs.run_yaml(),),
+    ),
+    Walk(
         "docs/further.md",
         (
             Step(

@@ -27,6 +27,7 @@ from artel.config.schema.encoders import (
     RewardConfig,
     TokensConfig,
 )
+from artel.config.schema.launch import LaunchConfig
 from artel.config.schema.model import AttentionConfig, LoraConfig, ModelConfig, RopeConfig
 from artel.config.schema.objectives import ChatConfig, MaskedConfig, PreferenceConfig, SpanQAConfig
 from artel.config.schema.prepare import PrepareConfig, SlurmConfig
@@ -51,6 +52,7 @@ __all__ = [
     "EmbeddingConfig",
     "EmbeddingPrompts",
     "InvalidRunFile",
+    "LaunchConfig",
     "LogConfig",
     "LoraConfig",
     "MaskedConfig",

@@ -23,6 +23,7 @@ from artel.config.schema.base import Section, ShortSection
 from artel.registry import (
     CALLBACKS,
     FORMATS,
+    LAUNCHERS,
     OBJECTIVES,
     OPTIMIZERS,
     REWARDS,
@@ -61,6 +62,7 @@ class _RegistryName:
 
 CallbackName = Annotated[str, _RegistryName(CALLBACKS)]
 FormatName = Annotated[str, _RegistryName(FORMATS, has_summaries=True)]
+LauncherName = Annotated[str, _RegistryName(LAUNCHERS)]
 ObjectiveName = Annotated[str, _RegistryName(OBJECTIVES)]
 OptimizerName = Annotated[str, _RegistryName(OPTIMIZERS, has_summaries=True)]
 RewardName = Annotated[str, _RegistryName(REWARDS)]

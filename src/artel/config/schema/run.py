@@ -28,6 +28,7 @@ from artel.config.schema.base import Name, OneOrMore, OnOrOff, Section, runtime_
 from artel.config.schema.data import DataConfig
 from artel.config.schema.distill import DistillConfig
 from artel.config.schema.encoders import ClassificationConfig, EmbeddingConfig, RerankConfig, RewardConfig, TokensConfig
+from artel.config.schema.launch import LaunchConfig
 from artel.config.schema.model import ModelConfig
 from artel.config.schema.objectives import ChatConfig, MaskedConfig, PreferenceConfig, Seq2SeqConfig, SpanQAConfig
 from artel.config.schema.prepare import PrepareConfig
@@ -358,6 +359,9 @@ class RunConfig(NamingSection):
         default=ValidateConfig(), alias="validate", description="When and how to evaluate the model."
     )
     parallel: ParallelConfig = Field(default=ParallelConfig(), description="Distribution of the run over processes.")
+    launch: LaunchConfig = runtime_only(
+        LaunchConfig(), "What `artel launch` asks of a cluster or a cloud: nodes, time, image, storage."
+    )
     checkpoint: CheckpointConfig = Field(
         default=CheckpointConfig(), description="When to save checkpoints and which to keep."
     )

@@ -1,0 +1,1 @@
+"""Where `artel launch` submits jobs, one module each. `artel.registry.LAUNCHERS` lists them."""
