@@ -339,3 +339,32 @@ def test_cores_are_shared_only_by_those_that_may_use_the_same():
     assert threads_per_process([0, 1], [[0, 1], [0, 1], [2, 3, 4]]) == 1
     assert threads_per_process([2, 3, 4], [[0, 1], [0, 1], [2, 3, 4]]) == 3
     assert threads_per_process([0], [[0]] * 4) == 1
+
+
+PROBED = """
+import os, time
+from pathlib import Path
+from artel.registry import CALLBACKS
+
+FILE = Path(os.environ["ARTEL_HEARTBEAT"])
+
+@CALLBACKS.register("probed")
+class Probed:
+    def __call__(self, run):
+        if run.step == 1:
+            os.utime(FILE, (1, 1))
+        elif run.step == 3:  # a heartbeat came with step 2
+            end = time.monotonic() + 60
+            while FILE.stat().st_mtime == 1 and time.monotonic() < end:
+                time.sleep(0.05)
+            Path("seen").write_text(str(FILE.stat().st_mtime))
+"""
+
+
+def test_a_probe_outside_sees_progress_while_the_loop_runs(tmp_path):
+    Path("probed.py").write_text(PROBED)
+    run = write_run(tmp_path / "run.yaml", plugins="probed", callbacks=["probed"], train={"hang_timeout": 60})
+    file = tmp_path / "heartbeat"
+    succeed("train", run, env={"ARTEL_HEARTBEAT": str(file)})
+    assert float(Path("seen").read_text()) > 1
+    assert not file.exists()  # a probe takes the process for healthy while it writes the model
