@@ -13,7 +13,7 @@ BIN    := $(VENV)/bin
 export HF_HUB_OFFLINE = 1
 export PYTHONUTF8 = 1
 
-.PHONY: setup demo demo-rl test test-ci test-gpu test-all lint bench docs recipes constraints clean
+.PHONY: setup demo demo-rl test test-ci test-gpu test-all lint bench docs recipes image constraints clean
 
 # What was tested. `make test CONSTRAINTS=` takes the newest release of everything but torch, where no environment is yet;
 # so does `make constraints`, which writes the file anew.
@@ -78,6 +78,13 @@ docs: setup  # docs/run-file.md, and the site in site/
 
 recipes: setup  # those that two cores can run in ten minutes: benchmarks/recipes.md
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python benchmarks/recipes.py
+
+BUILD_IMAGE := $(if $(shell command -v docker),docker build,$(if $(shell command -v buildah),buildah build --format docker))
+
+image:  # artel:cpu and artel:gpu, for `artel launch`: make image TORCH_INDEX=… where torch without CUDA is
+	$(if $(BUILD_IMAGE),,$(error make image needs docker or buildah))
+	$(BUILD_IMAGE) --file docker/cpu.Dockerfile --build-arg TORCH_INDEX=$(TORCH_INDEX) --tag artel:cpu .
+	$(BUILD_IMAGE) --file docker/gpu.Dockerfile --tag artel:gpu .
 
 constraints:  # torch stays: choose its release by hand
 	rm -rf $(VENV)-newest
