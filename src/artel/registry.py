@@ -200,6 +200,9 @@ LAUNCHERS = Registry(
     "launch.to",
     {
         "slurm": "artel.launching.backends.slurm:Slurm:SlurmSettings",
+        "kubernetes": "artel.launching.backends.kubernetes:Kubernetes:KubernetesSettings",
+        "hf_jobs": "artel.launching.backends.hf_jobs:HfJobs:HfJobsSettings",
+        "skypilot": "artel.launching.backends.skypilot:Skypilot:SkypilotSettings",
     },
 )
 CALLBACKS = Registry("callbacks", {})

@@ -226,6 +226,47 @@ DOCS = (
                 instead="artel config check run.yaml",
                 why="Slurm; tests/test_launch_slurm.py has two nodes of it",
             ),
+            Step(
+                "artel launch kubernetes run.yaml --nodes 2 --gpus 8 --image example.org/artel:gpu",
+                "--dry-run",
+                says="kind: JobSet",
+            ),
+            Step("artel launch skypilot run.yaml --gpus 8 --accelerator H100", "--dry-run", says="H100:8"),
+            Step(
+                "artel launch hf-jobs run.yaml --image example.org/artel:gpu", "--dry-run", says='"flavor": "cpu-basic"'
+            ),
+            Step(
+                "artel launch kubernetes run.yaml --nodes 2 --gpus 8 --image example.org/artel:gpu --dry-run",
+                says="parallelism: 2",
+            ),
+            *(
+                Step(
+                    f"artel launch {words}",
+                    instead="artel launch status run.yaml",
+                    status=2,
+                    says="has no job",
+                    why="no job was submitted; tests/test_launch_kubernetes.py submits one and follows it",
+                )
+                for words in ("status runs/run", "logs runs/run --follow", "cancel runs/run")
+            ),
+            Step(
+                "artel launch slurm run.yaml --cpus 64 --dry-run -- prepare run.yaml",
+                says="-m artel prepare run.yaml",
+            ),
+            Step(
+                "kubectl create secret generic artel --from-literal=HF_TOKEN=$HF_TOKEN",
+                instead="artel config check run.yaml",
+                why="it needs a cluster",
+            ),
+            Step(
+                "artel launch hf-jobs run.yaml --image example.org/artel:gpu --mount hf://buckets/me/runs=/data "
+                "--flavor a10g-small --time 2h --dry-run",
+                says='"timeout": 7200',
+            ),
+            Step(
+                "artel launch skypilot run.yaml --gpus 8 --accelerator H100 --mount shared=/data --dry-run",
+                says="use_spot: true",
+            ),
             Step("accelerate config", instead="accelerate config --help", why="asks questions at a terminal"),
             Step(
                 "artel launch slurm run.yaml --nodes 2 --gpus 8 --cpus 64 --time 12:00:00 --partition gpu --dry-run",

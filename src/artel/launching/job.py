@@ -38,6 +38,8 @@ class Job:
     """Text of the run file by its name in `command`, for machines that do not see this disk. At most one."""
     plugins: Sequence[str] = ()
     """Modules of the run that may register the launcher."""
+    hang_timeout: float | None = None
+    """Seconds without progress after which a process of the run ends itself. None if the command has no watchdog."""
 
     @property
     def trains(self) -> bool:

@@ -56,7 +56,8 @@ def make_job(name: str, overrides: Overrides, command: Sequence[str]) -> Job:
         raise InputError.at("generate", "would wait for prompts at a terminal", "add --prompts FILE --out FILE")
     launcher: type[Launcher] = LAUNCHERS[launch.to or ""]
     files = {} if launcher.sees_disk else _file_text(name, file)
-    job = Job(Path(config.run), tuple(command), launch, files, config.plugins)
+    hang_timeout = config.train.hang_timeout if command[0] == "train" else None
+    job = Job(Path(config.run), tuple(command), launch, files, config.plugins, hang_timeout)
     _check_secrets(job.files)
     return job
 
