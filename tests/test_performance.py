@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,22 @@ import torch
 
 from artel.diagnostics.hardware_operators import ON_GPU, Sizes, measure
 from artel.planning.hardware import ACCELERATORS, Hardware, find_hardware
-from artel.planning.operations import ATTENTION, COLLECTIVE, DISPATCH, MATMUL, MEMORY, Operation
+from artel.planning.operations import (
+    ATTENTION,
+    COLLECTIVE,
+    DISK,
+    DISPATCH,
+    HOST,
+    MATMUL,
+    MEMORY,
+    PAGEABLE,
+    PINNED,
+    TO_DEVICE,
+    TO_HOST,
+    TRANSFER,
+    WAITED,
+    Operation,
+)
 from artel.planning.performance import (
     MeasuredCost,
     PublicCost,
@@ -80,6 +96,29 @@ def test_gradients_hide_behind_computing_on_a_gpu_and_those_of_tensor_parallelis
     assert predict_step_time({computing: 1, **buckets}, node).seconds.mid == pytest.approx(alone + 2 * one)
     assert predict_step_time({computing: 1, **waited}, node).seconds.mid == pytest.approx(alone + 10 * one)
     assert predict_step_time(buckets, node).seconds.mid == pytest.approx(10 * one)  # nothing to hide behind
+
+
+def test_offloaded_weights_wait_for_pcie_and_the_optimizer_for_the_hosts_memory() -> None:
+    """By the DGX-2's published rates: 12 GB/s for one GPU, 3 for each of 16; 256 GB/s of host memory."""
+    one, all16 = find_hardware("v100-32gb:1"), find_hardware("v100-32gb:16")
+
+    def seconds(operation: Operation, hardware: Hardware) -> float:
+        return predict_step_time({operation: 1}, hardware).seconds.mid
+
+    copied = Operation(TRANSFER, TO_DEVICE, PINNED, bytes=12 * 10**9)
+    assert (seconds(copied, one), seconds(copied, all16)) == pytest.approx((1, 4))
+    assert seconds(replace(copied, dtype=PAGEABLE), one) == pytest.approx(2)
+    stepped = Operation(HOST, "optimizer", bytes=256 * 10**9)
+    assert (seconds(stepped, one), seconds(stepped, all16)) == pytest.approx((1 / 0.43, 16 / 0.43))
+    assert seconds(Operation(DISK, WAITED, bytes=16 * 10**8), all16) == pytest.approx(1)
+    # Both directions at once, beside the computation; the step on the host waits for them.
+    computing = Operation(MATMUL, "aten.mm", "fp16", "nn", 3 * 125 * 75 * 10**10)
+    back = Operation(TRANSFER, TO_HOST, PINNED, bytes=60 * 10**9)
+    time = predict_step_time({computing: 1, copied: 1, back: 1, stepped: 1}, one)
+    assert time.seconds.mid == pytest.approx(5 + 1 / 0.43)
+    assert time.by_kind[TRANSFER] == pytest.approx(2)
+    assert predict_step_time({computing: 1, copied: 1}, one).by_kind[TRANSFER] == 0
+    assert predict_step_time({computing: 1, replace(copied, name=WAITED): 1}, one).by_kind[TRANSFER] == pytest.approx(1)
 
 
 def test_a_gpu_waits_for_its_host_where_operations_are_small(node: Hardware) -> None:

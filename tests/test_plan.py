@@ -242,7 +242,7 @@ def test_the_command_says_whether_it_fits(tmp_path, command):
     status, shown, _ = command("plan", "run.yaml", "--hardware", "v100-16gb:1", *offload)
     assert status == 1
     assert "of the host memory, 0.9 GiB on each host" in shown
-    assert "transfers of parallel.offload are not planned" in shown
+    assert "optimizer on the host" in shown
 
 
 def test_a_run_on_a_budget_takes_its_time(tmp_path, command):

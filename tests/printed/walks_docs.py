@@ -287,6 +287,10 @@ DOCS = (
             Step("artel plan run.yaml --hardware h100-80gb:8 --price 2.49", says="costs"),
             Step("artel plan run.yaml --hardware h100-80gb:8 --fit", says="advice: the fastest that fit 8 × h100-80gb"),
             Step(
+                "artel plan run.yaml --hardware v100-32gb:1 --host-memory 1.5TB parallel.deepspeed=ds_config.json",
+                says="on the first host to save",
+            ),
+            Step(
                 "python benchmarks/plan.py",
                 instead="python {clone}/benchmarks/plan.py --only 'roberta, one process'",
                 why="its 26 cases take an hour",
@@ -309,7 +313,7 @@ DOCS = (
             ),
             Step("artel plan pile-125m --hardware v100-16gb", says="fits: "),
         ),
-        needs=(inputs.run_yaml(),),
+        needs=(inputs.run_yaml(), inputs.ds_config),
         long=True,
     ),
     Walk(

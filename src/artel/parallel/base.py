@@ -139,6 +139,10 @@ class Strategy:
         self._local_batch = lambda shard: shard  # type: ignore[assignment,method-assign]
         return shards
 
+    def disable_autocast(self) -> None:
+        """Compute in the precision of the weights themselves."""
+        self._dtype = None
+
     def skip_collectives(self) -> None:
         pass
 

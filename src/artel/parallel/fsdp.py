@@ -192,7 +192,7 @@ class FullyShardedDataParallel(Strategy):
     def _gradient_sync(self, last: bool) -> AbstractContextManager[object]:
         root = self.model
         assert isinstance(root, FSDPModule)
-        if self.dims.mode in ("ddp", "zero1"):
+        if self.dims.reduces_once:
             root.set_requires_gradient_sync(last)
         if self.dims.mode == "hsdp":
             root.set_requires_all_reduce(last)

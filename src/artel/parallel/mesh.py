@@ -67,6 +67,11 @@ class ParallelDims:
         """True if gathered weights are freed after the forward pass, and gathered again for the backward pass."""
         return self.mode not in ("ddp", "zero1", "zero2")
 
+    @property
+    def reduces_once(self) -> bool:
+        """True if gradients are reduced once per step, after the last micro-batch."""
+        return self.mode in ("ddp", "zero1")
+
     def dp_rank(self, rank: int) -> int:
         """Return the data-parallel rank of a process. Processes that run the same samples have the same one."""
         return rank // (self.context * self.tensor) % self.dp_degree

@@ -137,6 +137,10 @@ class ParallelStrategy(Protocol):
         """Return this rank's shard of each micro-batch, and expect shards from now on."""
         ...
 
+    def disable_autocast(self) -> None:
+        """Compute in the precision of the weights themselves."""
+        ...
+
     def skip_collectives(self) -> None:
         """Return local values in place of collectives. For tracing a step on one rank."""
         ...

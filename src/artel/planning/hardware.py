@@ -30,6 +30,21 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
+class Host:
+    """Peak rates of the machine around the accelerators, in GB/s. Offloaded weights and state wait for them."""
+
+    name: str
+    link: float
+    """One accelerator to host memory, in one direction."""
+    links: float
+    """All accelerators of the machine together: PCIe switches share uplinks."""
+    memory: float
+    """Memory of all processors: channels x transfers/s x 8 bytes."""
+    disk: float
+    """Local NVMe disks together, reading."""
+
+
+@dataclass(frozen=True, slots=True)
 class Hardware:
     """`nodes` machines with `count` accelerators each. On a CPU each process counts as one accelerator."""
 
@@ -55,6 +70,8 @@ class Hardware:
     """Memory of each node; None if unknown."""
     source: str
     """Source of the numbers."""
+    host: Host | None = None
+    """Rates of each node; None if unknown."""
 
     @property
     def world_size(self) -> int:
@@ -93,6 +110,7 @@ class Accelerator(NamedTuple):
     watts: float
     """Maximum power of the board."""
     source: str
+    host: Host
 
 
 # Gen 3, 4 and 5 of PCIe x16, in one direction.
@@ -100,11 +118,40 @@ _PCIE3, _PCIE4, _PCIE5 = ("PCIe 3", 16.0), ("PCIe 4", 32.0), ("PCIe 5", 64.0)
 # Network of one accelerator: an adapter of 400, 200 or 100 Gb/s, or an eighth of one of 200 Gb/s.
 _NDR, _HDR, _EDR, _SHARED = 50.0, 25.0, 12.5, 3.125
 
+# Machines that hold the accelerators: the maker's own, or a common one. Memory by the processors' data sheets: Xeon
+# Platinum 8168 (6 channels of DDR4-2666), E5-2698 v4 (4 of DDR4-2400), 8480C (8 of DDR5-4800), 8570 (8 of DDR5-5600),
+# EPYC 7742 (8 of DDR4-3200), 9654 (12 of DDR5-4800), two of each; one EPYC 7003 or 9004 in a server with PCIe cards.
+# Uplinks and disks of the DGX-2: 3 and 1.6 GB/s for each of 16 GPUs, 12 GB/s for one (Rajbhandari et al. 2021,
+# "ZeRO-Infinity", figure 2b). All links of eight H200: 504 GB/s (MLPerf Inference 4.1, NVIDIA's system description).
+# Disks of the DGX A100: 25 GB/s (its data sheet), assumed for later ones too; elsewhere one disk with PCIe 4.
+_DGX1 = Host("DGX-1", 16, 64, 153.6, 2)
+_DGX2 = Host("DGX-2", 16, 64, 256, 25.6)
+_DGX_A100 = Host("DGX A100", 32, 256, 409.6, 25)
+_DGX_H100 = Host("DGX H100", 64, 504, 614.4, 25)
+_DGX_B200 = Host("DGX B200", 64, 504, 716.8, 25)
+_EPYC_9004 = Host("two EPYC 9654", 64, 512, 921.6, 25)
+_SERVER3 = Host("a server with PCIe 3", 16, 64, 153.6, 3.5)
+_SERVER = Host("a server with PCIe 4", 32, 128, 204.8, 7)
+_SERVER5 = Host("a server with PCIe 5", 64, 256, 460.8, 7)
+_DESKTOP4 = Host("a desktop with two channels of DDR4-3200", 32, 32, 51.2, 7)
+_DESKTOP5 = Host("a desktop with two channels of DDR5-5200", 32, 32, 83.2, 7)
+_DESKTOP6 = Host("a desktop with two channels of DDR5-5600", 64, 64, 89.6, 7)
+
 ACCELERATORS: dict[str, Accelerator] = {
     "h100-80gb": Accelerator(
-        "H100 80GB HBM3", 79.10, 3350, "NVLink 4", 450, _NDR, 700, "NVIDIA H100 data sheet (SXM5); DGX H100 data sheet"
+        "H100 80GB HBM3",
+        79.10,
+        3350,
+        "NVLink 4",
+        450,
+        _NDR,
+        700,
+        "NVIDIA H100 data sheet (SXM5); DGX H100 data sheet",
+        _DGX_H100,
     ),
-    "h100-80gb-pcie": Accelerator("H100 PCIe", 79.10, 2000, *_PCIE5, _NDR, 350, "NVIDIA H100 PCIe product brief"),
+    "h100-80gb-pcie": Accelerator(
+        "H100 PCIe", 79.10, 2000, *_PCIE5, _NDR, 350, "NVIDIA H100 PCIe product brief", _SERVER5
+    ),
     "h100-96gb": Accelerator(
         "H100",
         95.04,
@@ -114,38 +161,91 @@ ACCELERATORS: dict[str, Accelerator] = {
         _NDR,
         500,
         "torchtitan, benchmarks/llama3_h100_202412_torchtitan.md (HBM2e, 2.4 TB/s, 500 W); links of the SXM5",
+        _DGX_H100,
     ),
-    "h200": Accelerator("H200", 139.80, 4800, "NVLink 4", 450, _NDR, 700, "NVIDIA H200 data sheet (SXM)"),
+    "h200": Accelerator("H200", 139.80, 4800, "NVLink 4", 450, _NDR, 700, "NVIDIA H200 data sheet (SXM)", _DGX_H100),
     "b200": Accelerator(
-        "B200", 178.35, 8000, "NVLink 5", 900, _NDR, 1000, "NVIDIA HGX B200 data sheet; DGX B200 data sheet"
+        "B200", 178.35, 8000, "NVLink 5", 900, _NDR, 1000, "NVIDIA HGX B200 data sheet; DGX B200 data sheet", _DGX_B200
     ),
     "a100-40gb": Accelerator(
-        "A100-SXM4-40GB", 39.38, 1555, "NVLink 3", 300, _HDR, 400, "NVIDIA A100 data sheet (SXM4); DGX A100 data sheet"
+        "A100-SXM4-40GB",
+        39.38,
+        1555,
+        "NVLink 3",
+        300,
+        _HDR,
+        400,
+        "NVIDIA A100 data sheet (SXM4); DGX A100 data sheet",
+        _DGX_A100,
     ),
     "a100-80gb": Accelerator(
-        "A100-SXM4-80GB", 79.14, 2039, "NVLink 3", 300, _HDR, 400, "NVIDIA A100 data sheet (SXM4); DGX A100 data sheet"
+        "A100-SXM4-80GB",
+        79.14,
+        2039,
+        "NVLink 3",
+        300,
+        _HDR,
+        400,
+        "NVIDIA A100 data sheet (SXM4); DGX A100 data sheet",
+        _DGX_A100,
     ),
-    "a100-40gb-pcie": Accelerator("A100-PCIE-40GB", 39.38, 1555, *_PCIE4, _HDR, 250, "NVIDIA A100 data sheet (PCIe)"),
-    "a100-80gb-pcie": Accelerator("A100 80GB PCIe", 79.14, 1935, *_PCIE4, _HDR, 300, "NVIDIA A100 data sheet (PCIe)"),
-    "l40s": Accelerator("L40S", 44.39, 864, *_PCIE4, _HDR, 350, "NVIDIA L40S data sheet"),
-    "l4": Accelerator("L4", 22.03, 300, *_PCIE4, _EDR, 72, "NVIDIA L4 data sheet"),
-    "a10": Accelerator("A10", 21.99, 600, *_PCIE4, _EDR, 150, "NVIDIA A10 data sheet"),
-    "t4": Accelerator("Tesla T4", 14.56, 320, *_PCIE3, _SHARED, 70, "NVIDIA T4 product brief"),
+    "a100-40gb-pcie": Accelerator(
+        "A100-PCIE-40GB", 39.38, 1555, *_PCIE4, _HDR, 250, "NVIDIA A100 data sheet (PCIe)", _SERVER
+    ),
+    "a100-80gb-pcie": Accelerator(
+        "A100 80GB PCIe", 79.14, 1935, *_PCIE4, _HDR, 300, "NVIDIA A100 data sheet (PCIe)", _SERVER
+    ),
+    "l40s": Accelerator("L40S", 44.39, 864, *_PCIE4, _HDR, 350, "NVIDIA L40S data sheet", _SERVER),
+    "l4": Accelerator("L4", 22.03, 300, *_PCIE4, _EDR, 72, "NVIDIA L4 data sheet", _SERVER),
+    "a10": Accelerator("A10", 21.99, 600, *_PCIE4, _EDR, 150, "NVIDIA A10 data sheet", _SERVER),
+    "t4": Accelerator("Tesla T4", 14.56, 320, *_PCIE3, _SHARED, 70, "NVIDIA T4 product brief", _SERVER3),
     "v100-16gb": Accelerator(
-        "Tesla V100-SXM2-16GB", 15.77, 900, "NVLink 2", 150, _EDR / 2, 300, "NVIDIA V100 data sheet; DGX-1 data sheet"
+        "Tesla V100-SXM2-16GB",
+        15.77,
+        900,
+        "NVLink 2",
+        150,
+        _EDR / 2,
+        300,
+        "NVIDIA V100 data sheet; DGX-1 data sheet",
+        _DGX1,
     ),
     "v100-32gb": Accelerator(
-        "Tesla V100-SXM2-32GB", 31.73, 900, "NVLink 2", 150, _EDR / 2, 300, "NVIDIA V100 data sheet; DGX-1 data sheet"
+        "Tesla V100-SXM2-32GB",
+        31.73,
+        900,
+        "NVLink 2",
+        150,
+        _EDR / 2,
+        300,
+        "NVIDIA V100 data sheet; DGX-1 data sheet",
+        _DGX2,
     ),
-    "v100-16gb-pcie": Accelerator("Tesla V100-PCIE-16GB", 15.77, 900, *_PCIE3, _SHARED, 250, "NVIDIA V100 data sheet"),
-    "v100-32gb-pcie": Accelerator("Tesla V100-PCIE-32GB", 31.73, 900, *_PCIE3, _SHARED, 250, "NVIDIA V100 data sheet"),
-    "rtx-3090": Accelerator("GeForce RTX 3090", 23.57, 936, *_PCIE4, _SHARED, 350, 'NVIDIA white paper "GA102"'),
-    "rtx-4090": Accelerator("GeForce RTX 4090", 23.52, 1008, *_PCIE4, _SHARED, 450, 'NVIDIA white paper "Ada"'),
+    "v100-16gb-pcie": Accelerator(
+        "Tesla V100-PCIE-16GB", 15.77, 900, *_PCIE3, _SHARED, 250, "NVIDIA V100 data sheet", _SERVER3
+    ),
+    "v100-32gb-pcie": Accelerator(
+        "Tesla V100-PCIE-32GB", 31.73, 900, *_PCIE3, _SHARED, 250, "NVIDIA V100 data sheet", _SERVER3
+    ),
+    "rtx-3090": Accelerator(
+        "GeForce RTX 3090", 23.57, 936, *_PCIE4, _SHARED, 350, 'NVIDIA white paper "GA102"', _DESKTOP4
+    ),
+    "rtx-4090": Accelerator(
+        "GeForce RTX 4090", 23.52, 1008, *_PCIE4, _SHARED, 450, 'NVIDIA white paper "Ada"', _DESKTOP5
+    ),
     "rtx-5090": Accelerator(
-        "GeForce RTX 5090", 31.34, 1792, *_PCIE5, _SHARED, 575, 'NVIDIA white paper "RTX Blackwell"'
+        "GeForce RTX 5090", 31.34, 1792, *_PCIE5, _SHARED, 575, 'NVIDIA white paper "RTX Blackwell"', _DESKTOP6
     ),
     "mi300x": Accelerator(
-        "AMD Instinct MI300X", 191.69, 5300, "Infinity Fabric", 448, _NDR, 750, "AMD Instinct MI300X data sheet"
+        "AMD Instinct MI300X",
+        191.69,
+        5300,
+        "Infinity Fabric",
+        448,
+        _NDR,
+        750,
+        "AMD Instinct MI300X data sheet",
+        _EPYC_9004,
     ),
 }
 
@@ -208,6 +308,7 @@ def _build_from_table(
         watts=accelerator.watts,
         host_memory_bytes=host_memory,
         source=accelerator.source,
+        host=accelerator.host,
     )
 
 
@@ -253,6 +354,7 @@ def _describe_gpus(count: int, nodes: int, host_memory: int, network: Link | Non
         watts=accelerator.watts if accelerator else None,
         host_memory_bytes=host_memory,
         source=accelerator.source if accelerator else "this machine",
+        host=accelerator.host if accelerator else None,
     )
 
 

@@ -34,6 +34,13 @@ MATMUL, ATTENTION, MEMORY, FUSED, COLLECTIVE = "matmul", "attention", "memory", 
 DISPATCH, VIEW = "dispatch", "view"
 """`dispatch`: the Python overhead of an operator on DTensors. `view`: an operator without data access, which costs only
 host time."""
+TRANSFER, HOST, DISK = "transfer", "host", "disk"
+"""Work on offloaded weights and optimizer state: copies between host and device, operators on the host, local disks."""
+TO_DEVICE, TO_HOST, READ_AHEAD, WAITED = "to_device", "to_host", "read_ahead", "waited"
+"""Names of copies beside the computation in each direction, of a disk that is read beside it, and of a copy or access
+to a disk that the step waits for."""
+PINNED, PAGEABLE = "pinned", "pageable"
+"""Host memory of a copy, as its dtype."""
 
 _DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float8_e4m3fn: "fp8", torch.float8_e5m2: "fp8"}
 _WITHOUT_WORK = {"prim", "profiler", "streams"}
@@ -56,7 +63,8 @@ class Operation:
     """An operation on tensors of given sizes."""
 
     kind: str
-    """`matmul`, `attention`, `memory`, `fused` (a compiled chain of those), `collective`, `dispatch`, `view`."""
+    """`matmul`, `attention`, `memory`, `fused` (a compiled chain of those), `collective`, `dispatch`, `view`; with
+    offload also `transfer`, `host`, `disk`."""
     name: str
     """PyTorch's name of the operator, `aten.mm`."""
     dtype: str = "fp32"

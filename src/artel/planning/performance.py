@@ -7,6 +7,8 @@ sheets and from published measurements of how much of the peak is reached:
     attention     the same with `_ATTENTION_FRACTION`
     other work    bytes over memory bandwidth x `_MEMORY_FRACTION`
     collectives   latency of each hop + bytes through a link over its bandwidth in NCCL (alpha-beta)
+    offload       bytes over the PCIe link x `_PCIE_FRACTION`, over the host's memory bandwidth x `_HOST_FRACTION`
+                  (the optimizer's step), over the disks; the processes of a host share the last two
 
 On a GPU a step takes at least as long as the host needs to launch its operations (`_LAUNCH`). This limits small models.
 On a CPU the same core launches and computes. So the time of launches (`start`) and the overhead of DTensors
@@ -14,7 +16,8 @@ On a CPU the same core launches and computes. So the time of launches (`start`) 
 
 On a GPU, collectives of data parallelism (gradients, weights of FSDP) overlap with computation. Only their excess over
 it, and the first and last of them, count. Collectives of tensor, context and expert parallelism do not overlap. On a
-CPU the cores that compute also communicate, so all collectives count.
+CPU the cores that compute also communicate, so all collectives count. Copies of offloaded weights and gradients overlap
+too, in both directions at the same time. The optimizer's step on the host does not.
 """
 
 from __future__ import annotations
@@ -25,7 +28,23 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from artel.planning.hardware import Hardware
-from artel.planning.operations import ATTENTION, COLLECTIVE, DISPATCH, FUSED, MATMUL, MEMORY, VIEW, Operation
+from artel.planning.operations import (
+    ATTENTION,
+    COLLECTIVE,
+    DISK,
+    DISPATCH,
+    FUSED,
+    HOST,
+    MATMUL,
+    MEMORY,
+    PAGEABLE,
+    READ_AHEAD,
+    TO_DEVICE,
+    TO_HOST,
+    TRANSFER,
+    VIEW,
+    Operation,
+)
 from artel.planning.rates import FLASH_BACKWARD, Rates, rate_key
 
 # Range of error: all but a few of 34 cases were within it by wall time, on a shared host
@@ -61,9 +80,17 @@ _MEMORY_FRACTION = 0.84
 # PyTorch's torch/_inductor/comm_analysis.py.
 _LINK_FRACTION = {"NVLink 4": 370 / 450, "NVLink 3": 0.8, "NVLink 2": 0.8, "NVLink 5": 0.8}
 _DEFAULT_LINK_FRACTION = 0.75
+# Pinned memory: 12 of 16 GB/s for a V100 (Rajbhandari et al. 2021, "ZeRO-Infinity", figure 2b), 24 of 32 with PCIe 4 as
+# above. Memory that is not pinned is copied to a pinned buffer first: half of that is assumed.
+_PCIE_FRACTION, _PAGEABLE_FRACTION = 0.75, 0.375
+# DeepSpeed's CPU-Adam on two Xeon 8168 (256 GB/s): 10 billion weights in 2.57 s, 28 bytes each = 109 GB/s (Ren et al.
+# 2021, "ZeRO-Offload", table 4). PyTorch's fused AdamW moves the same bytes.
+_HOST_FRACTION = 0.43
 # Seconds of a ring: at its start, and per hop (NCCL, src/graph/tuning.cc: base and hardware latency of LL).
 _RING_LATENCY = 6.6e-6
 _HOP_LATENCY, _NETWORK_HOP_LATENCY = 0.6e-6, 2.7e-6
+
+_OFFLOAD, _BESIDE = (TRANSFER, HOST, DISK), (TO_DEVICE, TO_HOST, READ_AHEAD)
 
 # Seconds to launch an operation on a GPU. PyTorch's smallest matmuls and elementwise operators took 16 to 18
 # microseconds on an H200, including the wait for their end (benchmarks/NOTES.md); most of that is the launch.
@@ -92,9 +119,9 @@ class StepTime:
 
     seconds: Range
     by_kind: dict[str, float]
-    """Seconds by kind, in the middle of the range. `waiting`: a pipeline's bubble and, on a CPU, waiting for slower
-    processes. `collective`: the part that does not overlap. `launches`: time that a GPU waits for launches, or that a
-    CPU spends on them."""
+    """Seconds by kind, in the middle of the range. `collective`: the part that does not overlap. `launches`: time that
+    a GPU waits for launches, or that a CPU spends on them. `transfer`, `host`, `disk`: what offload adds. `waiting`: a
+    pipeline's bubble and, on a CPU, waiting for slower processes."""
     source: str
 
     def tokens_per_second(self, tokens: float) -> Range:
@@ -131,24 +158,37 @@ def predict_step_time(
     cost: Cost = PublicCost(hardware) if rates is None else MeasuredCost(rates)
     by_kind: defaultdict[str, float] = defaultdict(float)
     overlapped, longest_overlapped = 0.0, 0.0
+    offloaded: defaultdict[str, float] = defaultdict(float)
+    beside: defaultdict[str, float] = defaultdict(float)
+    """Seconds of copies beside the computation, by direction."""
     for operation, count in operations.items():
         seconds = cost.seconds(operation)
         if operation.kind == COLLECTIVE and hardware.device != "cpu" and _is_overlapped(operation):
             overlapped += count * seconds
             longest_overlapped = max(longest_overlapped, seconds)
+        elif operation.kind in _OFFLOAD and operation.name in _BESIDE:
+            beside[operation.name] += count * seconds
+        elif operation.kind in _OFFLOAD:
+            offloaded[operation.kind] += count * seconds
         else:
             by_kind[operation.kind] += count * seconds
     compute_seconds = sum(by_kind.values())
     counts: Counter[str] = Counter()
     for operation, count in operations.items():
         counts[operation.kind] += count
-    num_launches = counts.total() - counts[COLLECTIVE] - counts[DISPATCH]
+    num_launches = counts.total() - sum(counts[kind] for kind in (COLLECTIVE, DISPATCH, *_OFFLOAD))
     if hardware.device != "cpu":
         by_kind["launches"] = max(0.0, _LAUNCH * (num_launches - counts[VIEW]) - compute_seconds)
     elif rates is not None and "start" in rates:
         by_kind["launches"] = rates.seconds("start", num_launches)
     compute_seconds += by_kind["launches"]
     by_kind[COLLECTIVE] += max(overlapped - compute_seconds, min(2 * longest_overlapped, overlapped))
+    for name, seconds in beside.items():
+        if seconds == max(beside.values()):  # the others run at the same time
+            kind = DISK if name == READ_AHEAD else TRANSFER
+            offloaded[kind] += max(0.0, seconds - max(compute_seconds, overlapped))
+            break
+    by_kind |= offloaded
     step_seconds = sum(by_kind.values())
     by_kind["waiting"] = bubble * step_seconds
     barriers = sum(count for operation, count in operations.items() if _waits_for_slowest(operation))
@@ -302,6 +342,8 @@ class PublicCost:
             return self._collective_seconds(operation)
         if operation.kind in (DISPATCH, VIEW):  # not measured with a GPU
             return 0.0
+        if operation.kind in _OFFLOAD:
+            return self._offload_seconds(operation)
         assert self._hardware.memory_bandwidth is not None
         memory_seconds = operation.bytes / (self._hardware.memory_bandwidth * _MEMORY_FRACTION)
         if operation.kind == MATMUL:
@@ -310,6 +352,16 @@ class PublicCost:
             fraction = _ATTENTION_FRACTION * (_ATTENTION_BACKWARD if operation.is_backward else 1)
             return max(memory_seconds, operation.flops / (self._peak_flops(operation.dtype) * fraction))
         return memory_seconds
+
+    def _offload_seconds(self, operation: Operation) -> float:
+        host, count = self._hardware.host, self._hardware.count
+        assert host is not None  # as for every accelerator with a memory bandwidth
+        if operation.kind == TRANSFER:
+            fraction = _PAGEABLE_FRACTION if operation.dtype == PAGEABLE else _PCIE_FRACTION
+            rate = min(host.link, host.links / count) * fraction
+        else:
+            rate = (host.memory * _HOST_FRACTION if operation.kind == HOST else host.disk) / count
+        return operation.bytes / (rate * 1e9)
 
     def _peak_flops(self, dtype: str) -> float:
         """Return peak FLOP/s. A dtype without hardware support is computed in float32."""

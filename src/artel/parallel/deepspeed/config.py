@@ -55,7 +55,7 @@ class ResolvedConfig:
         """
         findings = Findings(self.file)
         zero = dict(self.settings["zero_optimization"])
-        width = _hidden_size(model_config)
+        width = hidden_size(model_config)
         rules = {
             "reduce_bucket_size": lambda width: width * width,
             "stage3_prefetch_bucket_size": lambda width: int(0.9 * width * width),
@@ -96,8 +96,8 @@ def read_deepspeed(file: str, config: RunConfig, world: int, device: torch.devic
     _import_deepspeed(file, device)
     tree = read_tree(file)
     findings = Findings(file)
-    _check_keys(findings, tree)
-    _check_run(findings, config)
+    check_keys(findings, tree)
+    check_run(findings, config)
     zero = resolve_zero_settings(findings, tree, device)
     stage = int(zero["stage"])
     micro_batch = resolve_micro_batch(findings, tree, config.train, world, stage)
@@ -148,7 +148,7 @@ def _import_deepspeed(file: str, device: torch.device) -> None:
     warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
 
 
-def _check_keys(findings: Findings, tree: dict[str, Any]) -> None:
+def check_keys(findings: Findings, tree: dict[str, Any]) -> None:
     """Report keys that are unknown or refused, and remove keys without effect from `tree`."""
     findings.add_unknown_keys("", tree, TOP_LEVEL | HANDLED_BY_ARTEL.keys() | REFUSED.keys())
     for key, replacement in HANDLED_BY_ARTEL.items():
@@ -159,7 +159,7 @@ def _check_keys(findings: Findings, tree: dict[str, Any]) -> None:
             findings.add_problem(key, "cannot be used with artel", fix)
 
 
-def _check_run(findings: Findings, config: RunConfig) -> None:
+def check_run(findings: Findings, config: RunConfig) -> None:
     """Report keys of the run file that cannot be combined with any DeepSpeed file."""
     parallel, train = config.parallel, config.train
     split_keys = [
@@ -187,7 +187,7 @@ def _check_run(findings: Findings, config: RunConfig) -> None:
         findings.problems.append(Problem("train.weights", what, "set fp32"))
 
 
-def _hidden_size(config: Any) -> int | None:
+def hidden_size(config: Any) -> int | None:
     """Return the hidden size as transformers' integration does: the model's, the largest of several, or its text's."""
     for section in (config, getattr(config, "text_config", None)):
         size = getattr(section, "hidden_size", None) or max(getattr(section, "hidden_sizes", None) or [0])

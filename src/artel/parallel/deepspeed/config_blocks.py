@@ -62,10 +62,8 @@ def resolve_micro_batch(
     return micro_batch
 
 
-def resolve_zero_settings(findings: Findings, tree: dict[str, Any], device: torch.device) -> dict[str, Any]:
+def pop_zero_settings(findings: Findings, tree: dict[str, Any]) -> dict[str, Any]:
     """Remove the ZeRO section from `tree` and return it, with old forms of DeepSpeed converted to today's."""
-    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
-
     block = tree.pop("zero_optimization", {})
     if isinstance(block, bool):  # its first form
         block = {"stage": int(block)}
@@ -80,6 +78,14 @@ def resolve_zero_settings(findings: Findings, tree: dict[str, Any], device: torc
     ):
         if zero.pop(old, False) is True:
             zero.setdefault(new, {"device": "cpu"})
+    return zero
+
+
+def resolve_zero_settings(findings: Findings, tree: dict[str, Any], device: torch.device) -> dict[str, Any]:
+    """Remove the ZeRO section from `tree` and return it, checked by DeepSpeed."""
+    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+
+    zero = pop_zero_settings(findings, tree)
     width_keys = ("reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold")
     findings.use_defaults("zero_optimization", zero, exclude=width_keys)
     stage = zero.setdefault("stage", 0)

@@ -69,8 +69,6 @@ REFUSED = {
 
 def read_tree(file: str) -> dict[str, Any]:
     """Return the content of the file: JSON, or JSON with comments (Hjson) as in DeepSpeed."""
-    import hjson
-
     text = read_file(Path(file))
 
     def reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -84,6 +82,8 @@ def read_tree(file: str) -> dict[str, Any]:
     try:
         tree = json.loads(text, object_pairs_hook=reject_duplicates)
     except json.JSONDecodeError as error:
+        import hjson  # DeepSpeed depends on it; plain JSON can be planned without DeepSpeed
+
         try:
             tree = hjson.loads(text, object_pairs_hook=reject_duplicates)
         except hjson.HjsonDecodeError:

@@ -155,7 +155,7 @@ class DeepSpeedStrategy(Strategy):
         with _input_errors(self._resolved.file):
             self.engine = deepspeed.initialize(model=self._module, optimizer=optimizer, config=settings)[0]
         self._started = True
-        self._dtype = None  # DeepSpeed holds the weights themselves in this precision
+        self.disable_autocast()  # DeepSpeed holds the weights themselves in this precision
         self.with_full_model(output_head)  # now, not within the first step
         return DeepSpeedOptimizer(self.engine, optimizer, self._world.device)
 

@@ -20,6 +20,7 @@ from artel.planning.fit.search import Budget, PlannedLayout, Search
 from artel.planning.hardware import ACCELERATORS, Hardware, find_hardware
 from artel.planning.machine import format_gib
 from artel.planning.plan import Plan, PlannedText
+from artel.planning.plan.deepspeed import ZeroSettings
 from artel.planning.plan.models import ModelOutline
 from artel.planning.plan.run_plan import plan_precision
 from artel.training.optim.optimizer import check_optimizer
@@ -30,8 +31,8 @@ _MAX_SUGGESTIONS = 3
 _PLANS, _OFFLOAD_PLANS, _PLANS_OF_A_CHANGE, _HARDWARE_PLANS = 9, 3, 2, 5
 _KEYS = (
     "model.lora", "train.weights", "train.precision", "parallel.data", "parallel.shard", "parallel.tensor",
-    "parallel.pipeline", "parallel.context", "parallel.expert", "parallel.offload", "train.activation_checkpointing",
-    "train.micro_batch",
+    "parallel.pipeline", "parallel.context", "parallel.expert", "parallel.offload", "parallel.deepspeed",
+    "train.activation_checkpointing", "train.micro_batch",
 )  # fmt: skip
 _LORA_RANK = 16
 _MAX_TIME_RATIO = 0.95  # of the step time: a different training must be this much faster
@@ -84,9 +85,12 @@ class _Adviser:
     """One run on one kind of hardware."""
 
     def __init__(self, config: RunConfig, base_plan: Plan, text: PlannedText, nproc: int | None) -> None:
-        self._config = config
+        self._unchanged = config
         self._base_plan = base_plan
         self._hardware = base_plan.hardware
+        if config.parallel.deepspeed is not None:  # the advice is PyTorch's strategies
+            config = ZeroSettings.read(config, self._hardware, base_plan.processes).traced_run(config)
+        self._config = config
         self._text = text
         self._activations = ActivationModel()
         self._models: dict[tuple[Any, ...], PreTrainedModel] = {}
@@ -115,7 +119,7 @@ class _Adviser:
         search = self._create_search(self._config, self._hardware)
         estimated_seconds = search.seconds(base_layout, self._base_plan.recompute, self._base_plan.micro_batch)
         fits = self._base_plan.memory_fraction <= 1
-        planned = [PlannedLayout(self._config, self._base_plan, estimated_seconds)] if fits else []
+        planned = [PlannedLayout(self._unchanged, self._base_plan, estimated_seconds)] if fits else []
         best = search.fastest(self._list_layouts(self._config), Budget(_PLANS), planned, _MAX_SUGGESTIONS)
         if len(best) == _MAX_SUGGESTIONS or self._hardware.shares_memory:
             return best
@@ -204,7 +208,7 @@ class _Adviser:
 
     def _suggest(self, planned: PlannedLayout) -> Suggestion:
         return Suggestion(
-            _find_differences(self._config, planned.config), planned.plan, planned.config.parallel.offload != "none"
+            _find_differences(self._unchanged, planned.config), planned.plan, planned.config.parallel.offload != "none"
         )
 
 

@@ -81,6 +81,7 @@ def trace_steps(
     on_gpu: bool = False,
     compiled: bool = False,
     concurrent_answers: int = 0,
+    autocasts: bool = True,
 ) -> Trace:
     """Trace the steps on the rank of `world`. Consumes `model`, which is on the meta device.
 
@@ -88,7 +89,7 @@ def trace_steps(
     operations, because most rows are shorter.
     `on_gpu`: imitate a GPU, with its chunks of logits, its autocast, and what compiled layers save if nothing is
     recomputed. The operators are still a CPU's. `concurrent_answers`: answers that the model writes at a time, if it
-    learns in rounds.
+    learns in rounds. `autocasts`: False if the weights themselves are in `precision`, as DeepSpeed holds them.
     """
     live = LiveBytes(compiled=on_gpu and compiled)
     trace = Trace(live)
@@ -104,6 +105,8 @@ def trace_steps(
         # Outside of the mode: a mesh has real tensors.
         with _ddp_buckets(fake, live):
             strategy = _parallelize(config, model, objective, world, precision)
+        if not autocasts:
+            strategy.disable_autocast()
         targets = float(sum(batch.targets for batch in batches) * world.size)
         largest_batches = _local_shards(strategy, batches, fake)
         average_batches = (
@@ -117,7 +120,7 @@ def trace_steps(
             fake,
             live,
             loss.imitate_device("cuda" if on_gpu else "cpu"),
-            cuda_autocast() if on_gpu else nullcontext(),
+            cuda_autocast() if on_gpu and autocasts else nullcontext(),
         ):
             live.set_kind(model.parameters(), WEIGHTS)
             live.set_kind(model.buffers(), COMMUNICATION)

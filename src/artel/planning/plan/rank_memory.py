@@ -20,10 +20,22 @@ from artel.parallel.mesh import read_parallel_dims
 from artel.planning.operations import Operation
 from artel.planning.performance import extrapolate
 from artel.planning.plan.batches import PlannedData
+from artel.planning.plan.deepspeed import Sizes, ZeroSettings
 from artel.planning.plan.fake_run import Trace, trace_steps
-from artel.planning.plan.live_bytes import COMMUNICATION, GRADIENTS, KINDS, OPTIMIZER, WEIGHTS, bytes_by_kind
+from artel.planning.plan.live_bytes import (
+    ACTIVATIONS,
+    COMMUNICATION,
+    GRADIENTS,
+    KINDS,
+    LOSS,
+    OPTIMIZER,
+    WEIGHTS,
+    bytes_by_kind,
+)
 from artel.planning.plan.models import ModelOutline
+from artel.planning.plan.offload import fsdp_traffic, host_step
 from artel.planning.plan.rounds import ANSWER_BYTES, REWARD_PROCESSES, PlannedRound
+from artel.training.optim.optimizer import state_bytes
 
 FRAMEWORK, CHECKPOINT, ALLOCATOR = "framework", "checkpoint_copy", "allocator"
 _MIB = 2**20
@@ -48,6 +60,7 @@ _CUDA_CACHE_BYTES, _CUDA_CACHE_FRACTION = 200 * _MIB, 0.01
 8 x H100 (Llama 1B, three layouts)."""
 _CUDA_HOST_BYTES = 2048 * _MIB
 """Host memory of a process with a GPU: CUDA's libraries. Not measured."""
+_FLOAT32_BYTES = 4
 ROUNDS_IN_SHARDS = 3
 """Rounds of layers to trace under sharding. While a layer computes, the next one is gathered and the gradients of the
 previous one are sent, so the peak of a longer model has the same form only from three layers on."""
@@ -73,6 +86,10 @@ class RankMemory:
     """Operations of the optimizer's step."""
     writing_operations: Mapping[Operation, int]
     """Operations of a forward pass that writes a token of each answer; empty without rounds."""
+    gathered: int = 0
+    """More host memory on the first host while it gathers the whole model and optimizer state for a checkpoint."""
+    swapped: int = 0
+    """Bytes on local disks during training (DeepSpeed's device nvme)."""
 
     @property
     def operations(self) -> dict[Operation, int]:
@@ -95,11 +112,13 @@ def estimate_rank_memory(
     memory_bytes: int,
     on_gpu: bool,
     compiled: bool,
+    zero: ZeroSettings | None = None,
 ) -> RankMemory:
     """Return the memory of the rank of `world`, with `num_micro_batches` micro-batches of `num_rows` rows per step.
 
     Memory is for micro-batches of the longest sample, operations are for `average_batch`. With rounds, the peak is that
-    of learning or of writing answers. `memory_bytes`: memory of the device.
+    of learning or of writing answers. `memory_bytes`: memory of the device. `zero`: the settings of a DeepSpeed
+    file; `config` is then the run that is traced in its place.
     """
     num_traced = min(num_micro_batches, 2 * max(1, config.parallel.pipeline))
     rounds = ROUNDS_IN_SHARDS if is_sharded(config, world) else 1
@@ -108,7 +127,12 @@ def estimate_rank_memory(
     dp_degree = read_parallel_dims(config.parallel, world.size, world.on_host).dp_degree
     concurrent = 0 if round_ is None else round_.concurrent(dp_degree)
     trace_model = partial(
-        trace_steps, average_batch=average_batch, on_gpu=on_gpu, compiled=compiled, concurrent_answers=concurrent
+        trace_steps,
+        average_batch=average_batch,
+        on_gpu=on_gpu,
+        compiled=compiled,
+        concurrent_answers=concurrent,
+        autocasts=zero is None,
     )
     traces = [
         trace_model(config, outline.build(precision, layers), data.objective, batches, world, mode, precision)
@@ -129,21 +153,48 @@ def estimate_rank_memory(
             free = memory_bytes - _total_bytes(reading)
             model = outline.build(precision)
             candidates.append(reading | resident_bytes | round_.memory(model, "cuda" if on_gpu else "cpu", free))
+    moved: dict[str, int] = {}
+    swapped = gathered = 0
+    if zero is not None:
+        full_model = outline.build(precision)
+        sizes, state = Sizes.measure(full_model), state_bytes(full_model, config.train)
+        shards = world.size if zero.stage else 1
+        placement = zero.place(sizes, state // shards, world.size, full_model.config, on_gpu=on_gpu)
+        traced_bytes = max(moment[WEIGHTS] for moment in candidates)
+        evenness = sum(parameter.nbytes for parameter in full_model.parameters()) / shards / traced_bytes
+        resting = dict.fromkeys((ACTIVATIONS, LOSS), 0)
+        candidates = [*(moment | placement.device for moment in candidates), resting | placement.step]
+        passes, optimizer_operations = zero.traffic(
+            passes, optimizer_operations, sizes, world.size, num_micro_batches, evenness=evenness, on_gpu=on_gpu
+        )
+        moved, swapped = placement.host, placement.disk
+        gathered = _FLOAT32_BYTES * sizes.trained + state
     by_kind = max(candidates, key=_total_bytes).copy()
     answer_bytes = sum(by_kind.pop(kind, 0) for kind in (ANSWER_BYTES, REWARD_PROCESSES)) if on_gpu else 0
     saved_bytes = round(
         traces[-1].checkpoint_bytes + factor * (traces[-1].checkpoint_bytes - traces[0].checkpoint_bytes)
     )
-    copy_bytes = saved_bytes if copies_checkpoints(config) else 0
+    copy_bytes = saved_bytes if zero is None and copies_checkpoints(config) else 0
     process_bytes = FRAMEWORK_BYTES + _ADAPTER_BYTES * (config.model.lora is not None)
     if on_gpu:
         offloaded = [WEIGHTS, GRADIENTS, OPTIMIZER] if config.parallel.offload != "none" else []
-        host_bytes = process_bytes + _CUDA_HOST_BYTES + copy_bytes + answer_bytes
+        host_bytes = process_bytes + _CUDA_HOST_BYTES + copy_bytes + answer_bytes + sum(moved.values())
+        if offloaded:
+            dims = read_parallel_dims(config.parallel, world.size, world.on_host)
+            gathers = 2 * num_micro_batches if dims.reshard_after_forward else 1
+            reductions = 1 if dims.reduces_once else num_micro_batches
+            gradient_bytes = max(moment[GRADIENTS] for moment in candidates)
+            pinned = config.parallel.offload == "pinned"
+            passes |= fsdp_traffic(by_kind[WEIGHTS], gradient_bytes, gathers, reductions, pinned=pinned)
+            optimizer_operations = host_step(optimizer_operations)
         host_bytes += sum(by_kind.pop(kind) for kind in offloaded)
         by_kind[COMMUNICATION] += _CUBLAS_WORKSPACE
         cache_bytes = round(_CUDA_CACHE_BYTES + _CUDA_CACHE_FRACTION * _total_bytes(by_kind))
         by_kind[FRAMEWORK] = _CUDA_CONTEXT
     else:
+        for kind, size in moved.items():
+            by_kind[kind] += size
+        gathered = max(0, gathered - world.on_host * sum(by_kind[kind] for kind in (ACTIVATIONS, LOSS)))
         cache_bytes = round(_CPU_BYTES + _CPU_FRACTION * _total_bytes(by_kind))
         by_kind |= {CHECKPOINT: copy_bytes, FRAMEWORK: process_bytes}
         host_bytes = _total_bytes(by_kind) + cache_bytes
@@ -151,7 +202,7 @@ def estimate_rank_memory(
     by_kind[ALLOCATOR] = cache_bytes
     return RankMemory(
         by_kind, allocated, allocated + cache_bytes, host_bytes, _SHARED_LIBRARY_BYTES, passes, optimizer_operations,
-        writing_operations,
+        writing_operations, gathered, swapped,
     )  # fmt: skip
 
 

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from artel.config import RunConfig
-from artel.errors import InputError
 from artel.host import memory
 from artel.integers import ceil_div
 from artel.messages import logger
@@ -26,6 +25,7 @@ from artel.planning.hardware import Hardware
 from artel.planning.operations import COLLECTIVE, Operation
 from artel.planning.performance import Forecast, Range, StepTime, find_slowest_stage, forecast_run, predict_step_time
 from artel.planning.plan.batches import AverageStep, PlannedData, find_average_step, plan_data
+from artel.planning.plan.deepspeed import ZeroSettings
 from artel.planning.plan.length import PlannedLength, disk_bytes, plan_length
 from artel.planning.plan.models import ModelOutline
 from artel.planning.plan.rank_memory import CHECKPOINT, RankMemory, estimate_rank_memory, is_sharded
@@ -63,7 +63,7 @@ class Plan:
     tokens: float
     """Tokens of a step: the maximum with blocks, the average if rows are as long as their samples."""
     step: StepTime | None
-    """None if neither the table nor `artel hardware` has the rates, or with offload (its transfers are not planned)."""
+    """None if neither the table nor `artel hardware` has the rates."""
     length: PlannedLength | None = None
     """None if only `artel prepare` can tell, or if `budget` sets the length."""
     budget: float | None = None
@@ -72,6 +72,8 @@ class Plan:
     """Price per hour of one accelerator (of the machine, on a CPU), given by the user."""
     round: PlannedRound | None = None
     """A round of answers; None if the run learns from stored samples."""
+    gathered_bytes: int = 0
+    """Part of `host_bytes` that only the first host needs, while it gathers a checkpoint (DeepSpeed)."""
 
     @property
     def tokens_per_second(self) -> Range | None:
@@ -210,11 +212,10 @@ def make_plan(
     if not hardware.shares_memory:
         hardware = replace(hardware, count=on_host)
     world_size = on_host * hardware.nodes
+    zero = None
     if config.parallel.deepspeed is not None:
-        what = "runs with DeepSpeed cannot be planned yet"
-        raise InputError.at(
-            "parallel.deepspeed", what, "plan it as parallel.data: fsdp, which needs about as much memory"
-        )
+        zero = ZeroSettings.read(config, hardware, world_size)
+        config = zero.traced_run(config)
     dims = read_parallel_dims(config.parallel, world_size, on_host)
     check_layout(config, objective_type(config).auto_class, world_size, on_host)
     data, length = text or plan_text(config)
@@ -228,6 +229,7 @@ def make_plan(
     device = torch.device(hardware.device)
     train = config.train
     compiled = compile_choice(train.compile, device, train.steps, train.budget, config.model.quantize).value != OFF
+    compiled &= zero is None  # DeepSpeed's engine hooks into uncompiled layers
     round_ = plan_round(config, data)
 
     @cache
@@ -248,7 +250,7 @@ def make_plan(
         average = find_average(num_rows, dims.dp_degree)
         plan = _build_plan(
             config, hardware, outline, data, length, on_host, num_micro_batches, num_rows, average, mode, compiled,
-            round_,
+            round_, zero,
         )  # fmt: skip
         return replace(plan, price=price)
 
@@ -312,6 +314,7 @@ def _build_plan(
     mode: Recompute,
     compiled: bool,
     round_: PlannedRound | None,
+    zero: ZeroSettings | None,
 ) -> Plan:
     """Plan with `num_micro_batches` micro-batches of `num_rows` rows on each rank."""
     world_size = on_host * hardware.nodes
@@ -325,7 +328,7 @@ def _build_plan(
     memory_bytes = hardware.memory_bytes if on_gpu else memory().free // on_host
     estimate = partial(
         estimate_rank_memory, average_batch=average_batch, round_=round_, memory_bytes=memory_bytes, on_gpu=on_gpu,
-        compiled=compiled,
+        compiled=compiled, zero=zero,
     )  # fmt: skip
     ranks = tuple(
         estimate(config, outline, data, world, mode, precision, num_rows, num_micro_batches) for world in worlds
@@ -335,7 +338,11 @@ def _build_plan(
         host_bytes -= ranks[0].by_kind[CHECKPOINT] * (on_host - 1)
     if on_gpu:
         host_bytes = on_host * max(rank.host for rank in ranks)
+    host_bytes += ranks[0].gathered
     model = outline.build(precision)
+    disk = disk_bytes(config, model, get_multimodal(outline.full_model), data, length)
+    if ranks[0].swapped:
+        disk["swapped on each host"] = on_host * ranks[0].swapped
     step = _predict_step_time(config, hardware, ranks, model, world_size, on_host, num_micro_batches)
     if round_ is not None and average is not None:
         step = step and _add_round(
@@ -353,13 +360,14 @@ def _build_plan(
         ranks,
         host_bytes,
         hardware.host_memory_bytes,
-        disk_bytes(config, model, get_multimodal(outline.full_model), data, length),
+        disk,
         data.note + _uncounted_note(data.objective, step),
         config.train.batch * data.row_tokens if average is None else average.tokens,
         step,
         length,
         config.train.budget,
         round=round_,
+        gathered_bytes=ranks[0].gathered,
     )
 
 
@@ -410,9 +418,7 @@ def _predict_step_time(
     on_host: int,
     num_micro_batches: int,
 ) -> StepTime | None:
-    """Return the time of the slowest rank's step. None if no rates are known, or with offload."""
-    if config.parallel.offload != "none":
-        return None
+    """Return the time of the slowest rank's step. None if no rates are known."""
     rates = read_rates(on_host, torch.device("cpu")) if hardware.shares_memory else None
     if rates is None and not hardware.has_rates:
         return None

@@ -5,10 +5,12 @@ from __future__ import annotations
 from textwrap import wrap
 
 from artel.planning.machine import format_gib
+from artel.planning.operations import DISK, HOST, TRANSFER
 from artel.planning.performance import Forecast
 from artel.planning.plan.run_plan import Plan
 from artel.training.budget import FEWEST_STEPS
 
+_OFFLOAD_PARTS = {TRANSFER: "waiting for copies", HOST: "optimizer on the host", DISK: "disks"}
 _INDENT = 17 * " "
 """Indent of a continuation line."""
 
@@ -40,8 +42,9 @@ def describe(plan: Plan, other_speed: str | None = None) -> str:
     lines += [
         f"speed            {_format_speed(plan)}",
         *wrap(other_speed or "", 100, initial_indent=_INDENT, subsequent_indent=_INDENT),
+        *_describe_offload(plan),
         f"time             {_format_time(plan)}",
-        f"host memory      {format_gib(plan.host_bytes)}",
+        f"host memory      {format_gib(plan.host_bytes)}{_describe_gathering(plan)}",
         "disk             " + ", ".join(f"{name} {_format_size(size)}" for name, size in plan.disk.items()),
     ]
     return "\n".join(lines)
@@ -86,9 +89,24 @@ def _format_speed(plan: Plan) -> str:
         return f"{speed.mid:,.0f} tokens/s ({speed.low:,.0f} to {speed.high:,.0f}), by {plan.step.source}"
     if plan.hardware.shares_memory:
         return "unknown. Run `artel hardware` once to measure this machine"
-    if not plan.hardware.has_rates:
-        return f"unknown: {plan.hardware.name} is not in the table of accelerators"
-    return "unknown: transfers of parallel.offload are not planned"
+    return f"unknown: {plan.hardware.name} is not in the table of accelerators"
+
+
+def _describe_offload(plan: Plan) -> list[str]:
+    """Describe the parts of a step that offload adds. Empty without offload."""
+    if plan.step is None or not plan.step.by_kind.keys() & _OFFLOAD_PARTS:
+        return []
+    by_kind = plan.step.by_kind
+    rest = sum(seconds for kind, seconds in by_kind.items() if kind not in _OFFLOAD_PARTS)
+    parts = [f"{name} {by_kind[kind]:,.3g}" for kind, name in _OFFLOAD_PARTS.items() if by_kind.get(kind)]
+    host = plan.hardware.host
+    machine = "" if host is None else f", as in {host.name}"
+    return [f"a step           {plan.step.seconds.mid:,.3g} s: {', '.join([f'GPU {rest:,.3g}', *parts])}{machine}"]
+
+
+def _describe_gathering(plan: Plan) -> str:
+    """Say how much of the host memory only a checkpoint needs."""
+    return f", of which {format_gib(plan.gathered_bytes)} on the first host to save" if plan.gathered_bytes else ""
 
 
 def _format_time(plan: Plan) -> str:
