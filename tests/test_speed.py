@@ -21,6 +21,7 @@ from artel.models.flops import device_name, estimate_flops_per_token, peak_flops
 from artel.parallel import join_world
 from artel.preparing import prepare
 from artel.training.loop import train
+from support.messages import logged
 from support.runs import metrics, write_run
 
 GPT2 = GPT2Config()
@@ -105,6 +106,22 @@ def test_a_model_that_does_not_run_without_numbers_is_unknown():
     sizes = {"vocab_size": 320, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
     config = JetMoeConfig(**sizes, num_key_value_heads=2, kv_channels=8)
     assert estimate_flops_per_token(config, "AutoModelForCausalLM", 16) is None
+
+
+def test_attention_that_cannot_be_counted_gives_no_other_number():
+    """Sparse attention reads a mask, which counted attention has not: the whole square would be another definition."""
+    experts = {"moe_intermediate_size": 32, "n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 2}
+    config = AutoConfig.for_model("deepseek_v32", **TINY, **experts, topk_group=1, q_lora_rank=32,
+                                  kv_lora_rank=32)  # fmt: skip
+    told = logged()
+    assert estimate_flops_per_token(config, "AutoModelForCausalLM", 64) is None
+    assert "so there is no MFU" in told[0]
+
+
+def test_a_measurement_has_one_utilization():
+    """GPT-2 124M on an H200, benchmarks/NOTES.md: by the whole square of attention it would be 32.5 %."""
+    flops = estimate_flops_per_token(GPT2, "AutoModelForCausalLM", 1024)
+    assert utilization(flops, 376_268, peak_flops("NVIDIA H200", "bf16")) == pytest.approx(0.303, abs=5e-4)
 
 
 def test_peaks_and_utilisation():

@@ -24,12 +24,14 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 
+from artel.messages import logger
 from artel.models.loading.heads import model_class
 
 _NAME = "artel_counted"
-# (attention, with a mask), tried in this order: the function below; the model's own attention, if it takes no other; a
-# mask of ones, without which some models read the values of their input, which meta tensors lack.
-_ATTEMPTS = ((_NAME, False), ("eager", False), ("eager", True))
+_EAGER = "eager"
+# (attention, with a mask), tried in this order: the function below; the model's own attention, if it takes no other.
+# With a mask of ones, since some models otherwise read the values of their input, which meta tensors lack.
+_ATTEMPTS = ((_NAME, False), (_NAME, True), (_EAGER, False), (_EAGER, True))
 
 
 def estimate_flops_per_token(config: PreTrainedConfig, auto_class: str, length: int) -> float | None:
@@ -39,14 +41,21 @@ def estimate_flops_per_token(config: PreTrainedConfig, auto_class: str, length: 
     forward pass runs on the meta device, and PyTorch counts. A mixture counts the experts that a token goes to. An
     architecture with custom attention (BLOOM, MPT, GPT-J) counts the full square, which it computes. All weights count
     as trained. An encoder-decoder reads `length` tokens and predicts as many.
+
+    An architecture that takes other attention functions, but fails with the counted one, is unknown: its own attention
+    would count the full square, and the MFU would have another definition. The reason is logged.
     """
+    reason: Exception | None = None
     for attention, masked in _ATTEMPTS:
         try:
             model = _build_on_meta(config, auto_class, attention)
+            if attention == _EAGER and model._supports_attention_backend:
+                break
             tokens = 2 * length if model.config.is_encoder_decoder else length
             return 3 * _forward_flops(model, length, masked) / tokens
-        except Exception:  # an architecture may raise anything
-            continue
+        except Exception as error:  # an architecture may raise anything
+            reason = reason or error
+    logger.info("%s: FLOPs per token are unknown, so there is no MFU (%s)", config.model_type, reason)
     return None
 
 
