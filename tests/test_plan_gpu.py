@@ -1,5 +1,7 @@
 """What a plan for a GPU imitates on a CPU: which tensors compiled layers keep, and what CUDA's autocast computes in."""
 
+from collections import Counter
+
 import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
@@ -7,10 +9,16 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AutoModel, BertConfig, GPT2Config, LlamaConfig, Qwen3Config
 from transformers.activations import NewGELUActivation
 
+from artel.config import parse_run
 from artel.models.attention_switch import use_artel_attention
 from artel.models.compile import repeated_layers
+from artel.planning.hardware import find_hardware
+from artel.planning.operations import MATMUL
+from artel.planning.plan import make_plan
 from artel.planning.plan.gpu_trace import CompiledSaving, cuda_autocast, save_as_compiled
-from artel.planning.plan.live_bytes import ACTIVATIONS, LiveBytes, bytes_by_kind
+from artel.planning.plan.live_bytes import ACTIVATIONS, OPTIMIZER, LiveBytes, bytes_by_kind
+from artel.planning.plan.rank_memory import FRAMEWORK
+from support.runs import TINY, merged
 
 SIZES = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 384,
          "vocab_size": 100, "max_position_embeddings": 128, "bos_token_id": 0, "eos_token_id": 0}  # fmt: skip
@@ -150,3 +158,42 @@ def test_what_is_computed_again_is_computed_in_the_same_precision():
     with torch.autocast("cpu", torch.bfloat16), cuda_autocast():
         checkpoint(activation, values, use_reentrant=False).sum().backward()  # which compares what is saved
     assert values.grad is not None
+
+
+def test_layers_in_float8_multiply_and_keep_as_they_train() -> None:
+    """Three products a layer in float8, the head's in bf16. A compiled layer computes the converted inputs again."""
+    config = {"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 256, "intermediate_size": 512,
+              "num_attention_heads": 4}  # fmt: skip
+    plans = {}
+    for precision in ("bf16", "fp8"):
+        train = {"precision": precision, "batch": 8, "micro_batch": 8, "compile": "on"}
+        run = parse_run(merged(TINY, {"model": {"config": config}, "train": train}), {}, {})
+        plans[precision] = make_plan(run, find_hardware("h200:1"))
+    flops = {
+        precision: Counter({operation.dtype: 0 for operation in plan.fullest.passes})
+        for precision, plan in plans.items()
+    }
+    for precision, plan in plans.items():
+        for operation, count in plan.fullest.passes.items():
+            flops[precision][operation.dtype] += operation.flops * count * (operation.kind == MATMUL)
+    assert sum(flops["fp8"].values()) == sum(flops["bf16"].values())
+    layers = 2 * (4 * 256 * 256 + 3 * 256 * 512)
+    tokens = 8 * run.data.block
+    assert flops["fp8"]["fp8"] == 6 * layers * tokens
+    assert plans["fp8"].fullest.by_kind[ACTIVATIONS] < plans["bf16"].fullest.by_kind[ACTIVATIONS]
+    assert plans["fp8"].fullest.by_kind[OPTIMIZER] == plans["bf16"].fullest.by_kind[OPTIMIZER]
+
+
+@pytest.mark.long
+def test_float8_is_planned_as_it_was_measured() -> None:
+    """Llama 1.57 billion on an H200: 64,684 tokens/s in 63.8 GiB (benchmarks/NOTES.md)."""
+    config = {"model_type": "llama", "num_hidden_layers": 28, "hidden_size": 2048, "intermediate_size": 5632,
+              "num_attention_heads": 16, "max_position_embeddings": 2048}  # fmt: skip
+    train = {"precision": "fp8", "batch": 16, "micro_batch": 16, "compile": "on", "activation_checkpointing": "none"}
+    changes = {"model": {"config": config}, "train": train, "data": {"block": 2048}}
+    run = parse_run(merged(TINY, changes | {"tokenizer": {"train": {"vocab": 32_000}}}), {}, {})
+    plan = make_plan(run, find_hardware("h200:1"))
+    allocated = plan.fullest.allocated - plan.fullest.by_kind[FRAMEWORK]
+    assert allocated / 2**30 == pytest.approx(63.8, rel=0.05)
+    assert plan.tokens_per_second is not None
+    assert plan.tokens_per_second.mid == pytest.approx(64_684, rel=0.25)

@@ -251,6 +251,16 @@ def num_weights(parameter: nn.Parameter) -> int:
     return parameter.numel() if state is None else int(state.shape.numel())
 
 
+def float8_layers(model: nn.Module) -> set[nn.Linear]:
+    """Return the linear layers that `use_float8` converts."""
+    return {
+        module
+        for layer in repeated_layers(model)
+        for module in layer.modules()
+        if type(module) is nn.Linear and all(size % _FLOAT8_MULTIPLE == 0 for size in module.weight.shape)
+    }
+
+
 def use_float8(model: PreTrainedModel, *, emulate: bool = False) -> str:
     """Make the linear layers of the repeated layers multiply in float8. Return a description.
 
@@ -270,16 +280,12 @@ def use_float8(model: PreTrainedModel, *, emulate: bool = False) -> str:
     config = Float8LinearConfig(emulate=emulate, pad_inner_dim=True)
     layers = repeated_layers(model)
     matrices = [module for layer in layers for module in layer.modules() if isinstance(module, nn.Linear | Conv1D)]
-    float8_layers = {
-        module
-        for module in matrices
-        if type(module) is nn.Linear and all(size % _FLOAT8_MULTIPLE == 0 for size in module.weight.shape)
-    }
+    converted = float8_layers(model)
     for layer in layers:
-        convert_to_float8_training(layer, module_filter_fn=lambda module, _: module in float8_layers, config=config)
+        convert_to_float8_training(layer, module_filter_fn=lambda module, _: module in converted, config=config)
     exceptions = ""
-    if len(float8_layers) < len(matrices):
+    if len(converted) < len(matrices):
         exceptions = f"; matrices with a side that {_FLOAT8_MULTIPLE} does not divide compute in bf16"
         if any(isinstance(module, Conv1D) for module in matrices):
             exceptions = "; Conv1D, GPT-2's kind, computes in bf16"
-    return f"float8: {len(float8_layers)} of {len(matrices)} linear layers{exceptions}"
+    return f"float8: {len(converted)} of {len(matrices)} linear layers{exceptions}"

@@ -273,6 +273,8 @@ class _Chains:
             if name in _EXPONENTIALS:
                 chain.from_exponentials[key] = tensor.numel()
                 chain.exponentials += tensor.numel()
+        if name == "amax" and all(not tensor.ndim for tensor in traffic.outputs):
+            self._finish_open()  # a kernel that needs the maximum of all numbers is another one
 
     def break_chain(self, traffic: _Traffic) -> None:
         """End the chain before an operation that is not fused."""

@@ -34,6 +34,7 @@ from artel.objectives import Batch, Objective
 from artel.parallel import ParallelStrategy, World, plan_parallelism
 from artel.parallel.tensor_styles import clear_mesh_caches
 from artel.planning.operations import Operation, OperationRecorder
+from artel.planning.plan.float8_trace import multiply_in_float8
 from artel.planning.plan.gpu_trace import cuda_autocast, save_as_compiled
 from artel.planning.plan.live_bytes import (
     COMMUNICATION,
@@ -113,6 +114,8 @@ def trace_steps(
             largest_batches if average_batch is None else _local_shards(strategy, [average_batch] * len(batches), fake)
         )
         gc.collect()  # full weights that are sharded now
+        if precision == "fp8":
+            multiply_in_float8(model)
         recompute(model, mode)
         if on_gpu and compiled and mode == "none":
             save_as_compiled(model, live.ignore_bytes)
