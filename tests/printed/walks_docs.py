@@ -220,12 +220,6 @@ DOCS = (
                 instead="artel config check run.yaml",
                 why="an MPI; tests/test_launch_environment.py sets the variables that it does",
             ),
-            Step("artel launch slurm run.yaml --nodes 2 --gpus 8 --time 12:00:00", "--dry-run", says="#SBATCH"),
-            Step(
-                "srun artel train run.yaml",
-                instead="artel config check run.yaml",
-                why="Slurm; tests/test_launch_slurm.py has two nodes of it",
-            ),
             Step(
                 "artel launch kubernetes run.yaml --nodes 2 --gpus 8 --image example.org/artel:gpu",
                 "--dry-run",
@@ -235,6 +229,13 @@ DOCS = (
             Step(
                 "artel launch hf-jobs run.yaml --image example.org/artel:gpu", "--dry-run", says='"flavor": "cpu-basic"'
             ),
+            Step("artel launch slurm run.yaml --nodes 2 --gpus 8 --time 12:00:00", "--dry-run", says="#SBATCH"),
+            Step(
+                "srun artel train run.yaml",
+                instead="artel config check run.yaml",
+                why="Slurm; tests/test_launch_slurm.py has two nodes of it",
+            ),
+            Step("accelerate config", instead="accelerate config --help", why="asks questions at a terminal"),
             Step(
                 "artel launch kubernetes run.yaml --nodes 2 --gpus 8 --image example.org/artel:gpu --dry-run",
                 says="parallelism: 2",
@@ -267,7 +268,6 @@ DOCS = (
                 "artel launch skypilot run.yaml --gpus 8 --accelerator H100 --mount shared=/data --dry-run",
                 says="use_spot: true",
             ),
-            Step("accelerate config", instead="accelerate config --help", why="asks questions at a terminal"),
             Step(
                 "artel launch slurm run.yaml --nodes 2 --gpus 8 --cpus 64 --time 12:00:00 --partition gpu --dry-run",
                 says="#SBATCH --partition=gpu",

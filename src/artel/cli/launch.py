@@ -105,17 +105,17 @@ def _launcher_command(command: str) -> Any:
     keys |= {f"launch.{to}.{name}": field for name, field in (settings.model_fields if settings else {}).items()}
     options = {key.rpartition(".")[2]: key for key in keys}
 
-    def run(name: str, words: list[str] | None, dry_run: bool, as_json: bool, **values: Any) -> None:
-        overrides = [f"launch.to={to}"]
+    def run(name: str, overrides: list[str] | None, dry_run: bool, as_json: bool, **values: Any) -> None:
+        words = [f"launch.to={to}"]
         for option, value in values.items():
             if value is not None and value != []:
                 key = options[option]
-                overrides.append(f"{key}={_override_value(option, keys[key], value)}")
-        _launch(name, [*overrides, *(words or [])], dry_run=dry_run, as_json=as_json)
+                words.append(f"{key}={_override_value(option, keys[key], value)}")
+        _launch(name, [*words, *(overrides or [])], dry_run=dry_run, as_json=as_json)
 
     parameters = [
         ("name", RunName, inspect.Parameter.empty),
-        ("words", Command, None),
+        ("overrides", Command, None),
         *((option, _option(option, keys[key]), None) for option, key in options.items()),
         ("dry_run", Annotated[bool, typer.Option("--dry-run", help="Print the job without submitting it.")], False),
         ("as_json", AsJson, False),
