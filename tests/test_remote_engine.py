@@ -187,7 +187,7 @@ def test_a_server_that_may_not_reload_is_reported(folder):
 def test_the_server_opens_only_what_is_in_its_folder(folder, tmp_path):
     (tmp_path / "allowed").mkdir()
     other = tiny_model(tmp_path / "elsewhere")
-    with server_of("base/model", "--reload-from", "allowed") as server, httpx.Client(base_url=server.url) as client:
+    with server_of("base/model", "--reload-from", "allowed") as server, httpx.Client(base_url=server.url, timeout=60) as client:
         call = {"method": "reload_weights", "kwargs": {"weights_path": str(other)}}
         assert error_of(client.post("/collective_rpc", json=call))[0] == 403
         Path("allowed/link").symlink_to(other)
@@ -204,7 +204,7 @@ def test_the_server_opens_only_what_is_in_its_folder(folder, tmp_path):
 
 def test_ids_of_a_completion(folder):
     """They are those of the prompt and of the answer, with the token that ended it and its log-probability."""
-    with server_of("base/model") as server, httpx.Client(base_url=server.url) as client:
+    with server_of("base/model") as server, httpx.Client(base_url=server.url, timeout=60) as client:
         body = {"prompt": [5, 6, 7], "max_tokens": 8, "temperature": 0, "logprobs": 0, "return_token_ids": True}
         whole = client.post("/v1/completions", json=body).json()["choices"][0]
         assert whole["prompt_token_ids"] == [5, 6, 7]
