@@ -187,7 +187,10 @@ def test_a_server_that_may_not_reload_is_reported(folder):
 def test_the_server_opens_only_what_is_in_its_folder(folder, tmp_path):
     (tmp_path / "allowed").mkdir()
     other = tiny_model(tmp_path / "elsewhere")
-    with server_of("base/model", "--reload-from", "allowed") as server, httpx.Client(base_url=server.url, timeout=60) as client:
+    with (
+        server_of("base/model", "--reload-from", "allowed") as server,
+        httpx.Client(base_url=server.url, timeout=60) as client,
+    ):
         call = {"method": "reload_weights", "kwargs": {"weights_path": str(other)}}
         assert error_of(client.post("/collective_rpc", json=call))[0] == 403
         Path("allowed/link").symlink_to(other)
